@@ -15,7 +15,8 @@ from torch import nn
 
 import gradwire
 from gradwire.torch import LocalSteps, outer_nesterov, sparse_loco
-from gradwire.torch.optimizers.fragment import OuterFactory, deal_layers
+from gradwire.torch.optimizers.fragment import deal_layers
+from gradwire.torch.optimizers.local_rules import OuterFactory
 from gradwire.torch.options import grouped
 from optimizer_jobs import LOCAL, take_step
 from training import batch, load, make_model, save

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
     from gradwire.torch.network import loopback
     from gradwire.torch.network.sealed_store import host_store
+    from gradwire.torch.optimizers.local_rules import outer_nesterov, sparse_loco
     from gradwire.torch.optimizers.local_stats import LocalStats
     from gradwire.torch.optimizers.local_steps import LocalSteps
-    from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
     from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
     from gradwire.torch.options import Compression, Execution, Members
     from gradwire.torch.resharding.reshard import PerRank, reshard
@@ -88,9 +88,9 @@ _HOMES = {
     "gradwire.torch.fsdp.fully_shard_comm": ("FullyShardComm",),
     "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
     "gradwire.torch.network.sealed_store": ("host_store",),
+    "gradwire.torch.optimizers.local_rules": ("outer_nesterov", "sparse_loco"),
     "gradwire.torch.optimizers.local_stats": ("LocalStats",),
     "gradwire.torch.optimizers.local_steps": ("LocalSteps",),
-    "gradwire.torch.optimizers.presets": ("outer_nesterov", "sparse_loco"),
     "gradwire.torch.optimizers.sharded_optimizer": ("ShardedOptimizer",),
     "gradwire.torch.options": ("Compression", "Execution", "Members"),
     "gradwire.torch.resharding.reshard": ("PerRank", "reshard"),

@@ -14,6 +14,12 @@ from gradwire._core import spell_out_codec
 from gradwire.local_schedule import Schedule
 from gradwire.option_record import OptionRecord
 
+NEEDS_STORE = (
+    "store=, where ranks meet although any of them may die, such as "
+    "torch.distributed.TCPStore(host, port) of a process of its own, and ranks=, the number with "
+    "which the training begins"
+)
+
 
 @dataclass(frozen=True)
 class Compression(OptionRecord):
@@ -110,11 +116,7 @@ class Members(OptionRecord):
                 "and go: give on_lost='continue', too, or leave out"
             )
         if names and (self.store is None or self.ranks is None):
-            raise ValueError(
-                f"{' and '.join(names)}: processes can join with store=, where they meet although "
-                "any of them may die, such as torch.distributed.TCPStore(host, port) of a process "
-                "of its own, and ranks=, the number with which the training begins"
-            )
+            raise ValueError(f"{' and '.join(names)}: processes can join with {NEEDS_STORE}")
         if names and self.process_group is not None:
             raise ValueError(
                 "with store= the ranks make groups of their own: leave out process_group"

@@ -288,8 +288,14 @@ def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
         for place in places:
             place.grad = torch.zeros_like(place)
         groups.append({**group, "params": places})
-    copy = type(optimizer).__new__(type(optimizer))
-    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-    copy.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    copy = remake(optimizer, groups)
     copy.step()
     return copy
+
+
+def remake(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """A new optimizer of its class with these groups of parameters, which have all options."""
+    made = type(optimizer).__new__(type(optimizer))
+    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+    made.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    return made

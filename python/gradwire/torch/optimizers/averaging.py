@@ -11,57 +11,21 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gradwire.local_schedule import Schedule
 from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.session import Session
 from gradwire.torch.checkpoint import Residual, StateDict
 from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
-from gradwire.torch.optimizers.fragment import Fragment
+from gradwire.torch.network.meeting import Where
+from gradwire.torch.optimizers.fragment import Fragment, WeightsWatch, deal_layers
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
+from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import Replica, most_bytes
 from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors, writing_to
 from gradwire.torch.stats import StepCounters
 
 Exchange = Callable[["Peers"], None]
-
-
-class Peers:
-    """The ranks with which a rank averages: all of a process group, from beginning to end.
-
-    Attributes:
-        session: The one with these ranks. It ends with this object.
-    """
-
-    are_elastic = False
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        session.close_with(self)
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended the training; after it no step can be taken."""
-        return self.session.error
-
-    def check(self) -> None:
-        """Raises `error`."""
-        self.session.check()
-
-    def run(self, exchange: Exchange) -> None:
-        exchange(self)
-
-    def are_asked(self) -> bool:
-        """Whether a process asks to be let in."""
-        return False
-
-    def counted(self) -> dict[str, Any]:
-        """Entries of LocalStats."""
-        return {}
-
-    def close(self) -> None:
-        self.session.close()
 
 
 class Averaging:
@@ -77,22 +41,14 @@ class Averaging:
             none.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        fragments: Sequence[Fragment],
-        *,
-        betas: Sequence[float],
-        corrects: bool,
-        residual_decay: float,
-    ) -> None:
-        """corrects: changes, for the gradient's noise."""
-        self._replica, self._optimizer, self.schedule = replica, optimizer, schedule
-        self.fragments = list(fragments)
-        self.betas = list(betas)
-        self.corrects, self._residual_decay = corrects, residual_decay
+    def __init__(self, replica: Replica, optimizer: Optimizer, rules: LocalRules) -> None:
+        """Raises ValueError if the model has fewer layers than fragments."""
+        self.replica, self.optimizer, self.rules = replica, optimizer, rules
+        self.betas = momentum_of_each(optimizer.param_groups) if rules.late_momentum else []
+        dealt = deal_layers(replica.named, rules.schedule.fragments)
+        local = [(name, local_of(parameter)) for name, parameter in replica.named]
+        self.fragments = [Fragment(local, places, rules, self.betas) for places in dealt]
+        self._weights_watch = WeightsWatch(optimizer, replica.parameters, len(dealt))
         self.steps = self.clock = self.exchanges = 0
         self.arrived = StepCounters()
         self._kept = [1.0] * len(replica.named)  # by weight decay, since the anchors
@@ -107,49 +63,47 @@ class Averaging:
 
     def gradients(self, places: Iterable[int] | None = None) -> list[torch.Tensor | None]:
         """The gradients of the parameters at these places, as far as this rank has them."""
-        parameters = self._replica.parameters
+        parameters = self.replica.parameters
         chosen = parameters if places is None else [parameters[place] for place in places]
         return [None if p.grad is None else local_of(p.grad) for p in chosen]
 
     def copy_parameters(self) -> list[list[torch.Tensor]]:
-        """For `end_step`, before the optimizer's step."""
+        """For `count_step`, before the optimizer's step."""
         return [f.local.copy_parameters() if f.local else [] for f in self.fragments]
 
-    def begin_step(self, has_gradients: bool) -> None:
-        """has_gradients: a GradScaler does not leave the step out."""
+    def count_step(self, before: Sequence[Sequence[torch.Tensor]], has_gradients: bool) -> None:
+        """After the optimizer's step. has_gradients: a GradScaler did not leave it out."""
         self._gradients_count = has_gradients
         self.arrived = StepCounters()
         self.steps += 1
         self.clock += 1
         for fragment in self.fragments:
             fragment.steps += 1
-
-    def end_step(self, before: Sequence[Sequence[torch.Tensor]]) -> None:
-        """After the optimizer's step."""
-        if not self._gradients_count:
+        if not has_gradients:
             return
+        self._weights_watch.look(self.fragments)
         for fragment, copies in zip(self.fragments, before, strict=True):
             used = [gradient is not None for gradient in self.gradients(fragment.places)]
             fragment.note_gradients(used)
             if fragment.local is not None:
                 fragment.local.go_on(copies, fragment.steps, used)
-        count_decay(self._optimizer, self._kept)
+        count_decay(self.optimizer, self._kept)
 
     # Exchanges ----------------------------------------------------------------------------------
 
     def exchange_due(self, peers: Peers) -> None:
         """Begins the exchanges whose turn it is, and applies those that are due."""
         for index, fragment in enumerate(self.fragments):
-            if self.schedule.begins(index, self.clock):
+            if self.rules.schedule.begins(index, self.clock):
                 self._begin(peers, fragment)
         for fragment in self.fragments:
             if fragment.flight is not None and fragment.flight.due == self.clock:
-                self.apply(fragment, self.schedule.mix)
+                self.apply(fragment, self.rules.schedule.mix)
 
     def options_text(self, with_own: bool = True) -> str:
         """The options of the outer optimizers and of the wrapped one, which all ranks must have
         alike."""
-        optimizers = {type(self._optimizer).__name__: self._optimizer} if with_own else {}
+        optimizers = {type(self.optimizer).__name__: self.optimizer} if with_own else {}
         for place, fragment in enumerate(self.fragments):
             if (outer := fragment.outer) is not None:
                 optimizers[f"the outer {type(outer).__name__} of fragment {place}"] = outer
@@ -159,9 +113,9 @@ class Averaging:
         """Exchanges all changes that were not sent. Every rank calls it at the same time.
         compares: the optimizers' options with other ranks'."""
         under_way = [fragment for fragment in self.fragments if fragment.flight is not None]
-        if not self.schedule.is_back_to_back:
+        if not self.rules.schedule.is_back_to_back:
             for fragment in under_way:
-                self.apply(fragment, self.schedule.mix)
+                self.apply(fragment, self.rules.schedule.mix)
         for fragment in self.fragments:
             if fragment.steps > 0:
                 self._begin(peers, fragment, compares)
@@ -185,13 +139,13 @@ class Averaging:
             none: list[torch.Tensor | None] = [None] * len(fragment.places)
             gradients = self.gradients(fragment.places) if self._gradients_count else none
             fragment.noise.sketch(gradients, fragment.sketch)
-            if self.corrects and fault is None:
+            if self.rules.correct_noise and fault is None:
                 kept = [self._kept[place] for place in fragment.places]
                 correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
-        if peers.are_elastic:
+        if self.rules.is_elastic:
             fragment.write_notes(peers.are_asked())
         steps = fragment.steps
-        if self.schedule.is_back_to_back:
+        if self.rules.schedule.is_back_to_back:
             self.apply(fragment, 0.0)
         unused = fragment.take_unused()
         job = BucketJob(
@@ -202,11 +156,11 @@ class Averaging:
             index=self.fragments.index(fragment),
             parts=len(self.fragments),
             # (The notes compare the steps of ranks that come and go.)
-            moment="" if peers.are_elastic else f" after {self.steps} local steps",
+            moment="" if self.rules.is_elastic else f" after {self.steps} local steps",
             alike=self.options_text() if compares else "",
         )
-        result = peers.session.average(job, fault, self._residual_decay)
-        due = self.clock + self.schedule.delay
+        result = peers.session.average(job, fault, self.rules.residual_decay)
+        due = self.clock + self.rules.schedule.delay
         fragment.take_off(result, unused, self.exchanges, steps, due)
         self.exchanges += 1
 
@@ -221,7 +175,7 @@ class Averaging:
 
     def _start_afresh(self) -> None:
         """After a change that is not finite: goes back to all anchors, with no optimizer state."""
-        self._optimizer.state.clear()
+        self.optimizer.state.clear()
         for fragment in self.fragments:
             fragment.go_back()
             self._forget_decay(fragment)
@@ -232,9 +186,9 @@ class Averaging:
 
     def gains(self) -> list[float]:
         """By which the changes of each parameter are multiplied; empty: by 1."""
-        gains = [1.0] * len(self._kept) if self.corrects else []
+        gains = [1.0] * len(self._kept) if self.rules.correct_noise else []
         for fragment in self.fragments:
-            if self.corrects and fragment.noise is not None:
+            if self.rules.correct_noise and fragment.noise is not None:
                 for place, gain in zip(fragment.places, fragment.noise.gains(), strict=True):
                     gains[place] = gain
         return gains
@@ -243,9 +197,9 @@ class Averaging:
 
     def load_optimizer(self, state: StateDict) -> None:
         """Loads the state of the wrapped optimizer."""
-        self._optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(state)
         if self.betas:
-            self.betas = momentum_of_each(self._optimizer.param_groups)
+            self.betas = momentum_of_each(self.optimizer.param_groups)
             for fragment in self.fragments:
                 fragment.set_betas(self.betas)
 
@@ -253,24 +207,24 @@ class Averaging:
         """Waits for exchanges under way; their results are in the state."""
         return {
             "fragments": [fragment.state_dict() for fragment in self.fragments],
-            "schedule": self.schedule.state_dict(),
+            "schedule": self.rules.schedule.state_dict(),
             "local_steps": self.steps,
             "clock": self.clock,
             "kept": list(self._kept),
-            "optimizer_class": type(self._optimizer).__name__,
-            "optimizer": self._optimizer.state_dict(),
-            "shard": self._replica.shard_text(),
+            "optimizer_class": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "shard": self.replica.shard_text(),
         }
 
     def check_state(self, state: StateDict) -> None:
         """Raises ValueError for a state of other settings."""
-        here = self._replica.shard_text()
+        here = self.replica.shard_text()
         if state["shard"] != here:
             raise ValueError(f"the state is of shard {state['shard']}, not {here}")
-        self.schedule.check_state(state["schedule"])
+        self.rules.schedule.check_state(state["schedule"])
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.check_state(saved)
-        checkpoint.check_optimizer(state, self._optimizer)
+        checkpoint.check_optimizer(state, self.optimizer)
 
     def load_state_dict(self, state: StateDict) -> None:
         """Goes on from a state that `check_state` accepts. The session must be idle."""
@@ -288,7 +242,7 @@ class Averaging:
         under_way = [f for f in self.fragments if f.flight is not None]
         for fragment in sorted(under_way, key=lambda f: f.flight.job if f.flight else 0):
             try:
-                self.apply(fragment, self.schedule.mix)
+                self.apply(fragment, self.rules.schedule.mix)
             except (PeerMismatchError, DamagedMessageError):
                 raise
             except CommunicationError:
@@ -324,15 +278,15 @@ class Averaging:
             velocities = None if fragment.momentum is None else fragment.momentum.velocities
             noise = None if fragment.noise is None else fragment.noise.state_dict()
             shared += [fragment.anchors, velocities, noise, fragment.outer]
-        tensors = [tensor for _, _, tensor in self._replica.tensors()]
-        return most_bytes(tensors, self._optimizer, *shared)
+        tensors = [tensor for _, _, tensor in self.replica.tensors()]
+        return most_bytes(tensors, self.optimizer, *shared)
 
     def shared_state(self) -> StateDict:
         """What a newcomer takes over, or a rank that lacks the last exchange."""
         return {
-            "tensors": [tensor.clone() for _, _, tensor in self._replica.tensors()],
+            "tensors": [tensor.clone() for _, _, tensor in self.replica.tensors()],
             "fragments": [fragment.shared_state() for fragment in self.fragments],
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "exchanges": self.exchanges,
             "last_skipped": self._last_skipped,
             "last_mix": self._last_mix,
@@ -341,7 +295,7 @@ class Averaging:
     @ordinary_tensors()
     def become(self, state: StateDict) -> None:
         """Takes over a member's `shared_state`."""
-        for (_, _, tensor), values in zip(self._replica.tensors(), state["tensors"], strict=True):
+        for (_, _, tensor), values in zip(self.replica.tensors(), state["tensors"], strict=True):
             with writing_to(tensor):
                 tensor.copy_(values)
         self.load_optimizer(state["optimizer"])
@@ -369,7 +323,7 @@ class Averaging:
     def decay(self, residuals: Sequence[Residual], unfinished: int) -> list[Residual]:
         """The residuals as the exchange of the fragment `unfinished` leaves them behind."""
         names = {name for name, _ in self.fragments[unfinished].bucket.tensors}
-        factor = np.float32(self._residual_decay)
+        factor = np.float32(self.rules.residual_decay)
         return [r._replace(values=r.values * factor) if r.name in names else r for r in residuals]
 
     def digest(self) -> str:
@@ -379,3 +333,48 @@ class Averaging:
         for tensor in chain(*(f.anchors for f in self.fragments), *momenta):
             digest.update(tensor.detach().contiguous().numpy())
         return digest.hexdigest()
+
+
+class Peers:
+    """The ranks with which a rank averages: all of a process group, from beginning to end.
+
+    Attributes:
+        session: The one with these ranks. It ends with this object.
+    """
+
+    session: Session
+
+    def __init__(self, averaging: Averaging, terms: Sequence[str]) -> None:
+        """Compares `terms` and the model on all ranks, and takes over rank 0's model."""
+        self._connect(averaging)
+        averaging.set_world_size(self.session.world_size)
+        averaging.replica.follow_rank_0(self.session, terms)
+        for fragment in averaging.fragments:
+            fragment.set_anchors()
+
+    def _connect(self, averaging: Averaging, where: Where = None) -> None:
+        self.session = Session(averaging.replica.settings, where=where)
+        self.session.close_with(self)
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the training; after it no step can be taken."""
+        return self.session.error
+
+    def check(self) -> None:
+        """Raises `error`."""
+        self.session.check()
+
+    def run(self, exchange: Exchange) -> None:
+        exchange(self)
+
+    def are_asked(self) -> bool:
+        """Whether a process asks to be let in."""
+        return False
+
+    def counted(self) -> dict[str, Any]:
+        """Entries of LocalStats."""
+        return {}
+
+    def close(self) -> None:
+        self.session.close()

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
-from gradwire.local_schedule import Schedule
 from gradwire.torch.buckets.bucket_runner import BucketRunner
-from gradwire.torch.buckets.session import Session
 from gradwire.torch.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.errors import (
     CommunicationError,
@@ -32,13 +29,13 @@ from gradwire.torch.errors import (
     RankLostWarning,
     forget_frames,
 )
-from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.members.generations import Generations, MemberReport, Roster
+from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.network.engine import agree, receive
-from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.store_access import only_here
 from gradwire.torch.network.transport import Kind, Transport
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
+from gradwire.torch.options import Members
 
 
 @dataclass
@@ -61,29 +58,29 @@ class Settled:
 class ElasticPeers(Peers):
     """The members of the present generation."""
 
-    are_elastic = True
-
     def __init__(
-        self,
-        membership: Generations,
-        averaging: Averaging,
-        connect: Callable[[Meeting], Session],
-        optimizer: str,
+        self, averaging: Averaging, terms: Sequence[str], members: Members, timeout: float
     ) -> None:
         """Waits until this rank is a member, and has the members' model.
 
         Args:
-            connect: Begins a session.
-            optimizer: The name of its class, for errors.
+            terms: What members must have in common, beside the model.
+            members: With a store.
+            timeout: Seconds.
         """
-        self._leave = only_here(membership.leave)
+        assert members.store is not None
+        assert members.ranks is not None
+        joining = MemberSettings(members.ranks, timeout, members.lost_after, members.min_ranks)
+        everybody = f"min_ranks {members.min_ranks}, lost_after {members.lost_after:g}"
+        terms = [*terms, everybody]
+        self.membership = Generations(members.store, joining, averaging.replica.describe(terms))
+        self._leave = only_here(self.membership.leave)
         weakref.finalize(self, self._leave)
-        self.membership, self._averaging = membership, averaging
-        self._connect, self._optimizer = connect, optimizer
+        self._averaging = averaging
         self._lost: list[int] = []
         report = MemberReport(None, 0, averaging.unsent)
         self._settled: Settled | None = Settled(report, None, None, [], [])
-        membership.join()
+        self.membership.join()
         try:
             self._enter()
         except CommunicationError as error:
@@ -159,7 +156,7 @@ class ElasticPeers(Peers):
     def _enter(self) -> None:
         """Connects with the members of the generation, and makes all models equal."""
         averaging, roster = self._averaging, self.membership.roster
-        super().__init__(self._connect(self.membership.meeting()))
+        self._connect(averaging, self.membership.meeting())
         self.session.runner.kept.keep_undo()
         self.session.runner.let_differ()
         self.membership.watch(self.session.break_off)
@@ -204,10 +201,11 @@ class ElasticPeers(Peers):
             try:
                 received = receive(wire, source, Kind.TENSORS, most).tobytes()
             except PeerMismatchError as error:
+                name = type(self._averaging.optimizer).__name__
                 raise PeerMismatchError(
                     f"{error}. At most that many bytes have this rank's model, the states of its "
-                    f"optimizer ({self._optimizer}) and what all members share: give all members "
-                    "the same optimizer",
+                    f"optimizer ({name}) and what all members share: give all members the same "
+                    "optimizer",
                     error.ranks,
                 ) from None
             wire.release(source)
@@ -244,39 +242,3 @@ def _warn_of_lost(lost: Sequence[int], after: Roster) -> None:
         RankLostWarning,
         stacklevel=2,
     )
-
-
-def check_elastic(
-    shards: dist.ProcessGroup | None, schedule: Schedule, settings: ExchangeSettings
-) -> None:
-    """Raises ValueError for settings with which ranks can't come and go, if they shall."""
-    if settings.role is not None:
-        raise ValueError("role is for ServerOptimizer: the ranks of LocalSteps are all alike")
-    if not settings.goes_on:
-        return
-    if settings.store is None:
-        raise ValueError(
-            "on_lost='continue' needs store=, where ranks meet although any of them may die, such "
-            "as torch.distributed.TCPStore(host, port) of a process of its own, and ranks=, the "
-            "number with which the training begins"
-        )
-    if shards is not None:
-        raise ValueError(
-            "on_lost='continue' does not go with a model that fully_shard has sharded: the ranks "
-            "of a replica would have to come and go together"
-        )
-    if schedule.is_back_to_back:
-        raise ValueError(
-            f"on_lost='continue' needs a delay below every={schedule.every}: with delay=every the "
-            "changes leave the model when they are sent, and would be lost with an exchange"
-        )
-    if settings.info["between_machines"]:
-        raise ValueError(
-            f"on_lost='continue' does not go with exchange='{settings.exchange}', which needs the "
-            "same number of ranks on every machine"
-        )
-    if settings.goals:
-        raise ValueError(
-            f"on_lost='continue' does not go with {settings.goals[0]}: a newcomer does not know "
-            "what the others measured. Give a codec"
-        )

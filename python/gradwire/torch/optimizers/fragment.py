@@ -22,6 +22,7 @@ from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
+from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import ReplicaBucket
 from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors
 from gradwire.torch.stats import StepCounters
@@ -32,7 +33,6 @@ EQUALLY_OFTEN = (
     "call step, and synchronize, equally often on all ranks, such as while "
     "optimizer.local_steps < N"
 )
-OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def deal_layers(named: Sequence[NamedTensor], fragments: int) -> list[list[int]]:
@@ -70,29 +70,23 @@ class Fragment:
         self,
         named: Sequence[NamedTensor],
         places: Sequence[int],
-        *,
-        has_noise: bool,
-        takes_notes: bool,
+        rules: LocalRules,
         betas: Sequence[float],
-        outer: OuterFactory | None,
-        is_back_to_back: bool,
-        exchanges_each_step: bool,
     ) -> None:
-        """betas: the momentum of each parameter in `named`, to be applied late; empty: none.
-        takes_notes: whether write_notes is called before each exchange."""
+        """betas: the momentum of each parameter in `named`, to be applied late; empty: none."""
         mine = [named[place] for place in places]
         self.places = list(places)
         self.parameters = [parameter for _, parameter in mine]
         self.anchors = [nn.Parameter(torch.empty_like(p)) for p in self.parameters]
         numels = [parameter.numel() for parameter in self.parameters]
-        self.noise = GradientNoise(numels, world_size=1) if has_noise else None
-        self._sketch_numel = SUMS * len(mine) if has_noise else 0
-        self._takes_notes = takes_notes
-        beside = self._sketch_numel + (_NOTES if takes_notes else 0)
+        self.noise = GradientNoise(numels, world_size=1) if rules.has_noise else None
+        self._sketch_numel = SUMS * len(mine) if rules.has_noise else 0
+        self._takes_notes = rules.is_elastic
+        beside = self._sketch_numel + (_NOTES if rules.is_elastic else 0)
         self.bucket = ReplicaBucket(mine, beside)
-        self._spare = ReplicaBucket(mine, beside) if is_back_to_back else self.bucket
-        self.outer = None if outer is None else outer(self.anchors)
-        if outer is not None and not isinstance(self.outer, Optimizer):
+        self._spare = ReplicaBucket(mine, beside) if rules.schedule.is_back_to_back else self.bucket
+        self.outer = None if rules.outer is None else rules.outer(self.anchors)
+        if rules.outer is not None and not isinstance(self.outer, Optimizer):
             raise TypeError(
                 f"outer= must return the optimizer that it makes, and returned {self.outer!r}"
             )
@@ -101,7 +95,7 @@ class Fragment:
         self.local: LocalMomentum | None = None
         if betas:
             self.momentum = LateMomentum([betas[place] for place in places], self.anchors)
-            if not exchanges_each_step:
+            if rules.schedule.every > 1:
                 self.local = LocalMomentum(self.momentum, self.parameters)
         self.steps = 0
         self._used = [False] * len(mine)  # since the last exchange began
@@ -319,7 +313,11 @@ _NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the pa
 
 
 class WeightsWatch:
-    """Looks for them in the first steps of a training."""
+    """Looks, in the first steps, for weights in the optimizer's state, which are not exchanged.
+
+    Schedule-free optimizers, Lookahead, averages of weights and master copies of 16-bit weights
+    keep them: each rank would go on with its own, or put them into its model in the end.
+    """
 
     def __init__(
         self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], fragments: int

@@ -77,7 +77,7 @@ def summarize(averaging: Averaging, peers: Peers, own_steps: int, left_out: int)
     tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
     exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
     return LocalStats(
-        averaging.schedule.every,
+        averaging.rules.schedule.every,
         tuple(fragment.numel for fragment in averaging.fragments),
         averaging.steps,
         left_out,

@@ -5,7 +5,7 @@ The *anchor* is the model on which all ranks agreed last. Each rank sends its ch
 ranks is applied to the anchor, in one of two ways.
 
 plain   the average is subtracted from the anchor: local SGD.
-outer   the average is the gradient of an outer optimizer, as in DiLoCo (presets.py).
+outer   the average is the gradient of an outer optimizer, as in DiLoCo (local_rules.py).
 
 The model may be cut into fragments, each with an anchor and exchanges of its own, as in Streaming
 DiLoCo (Douillard et al. 2025, arXiv:2501.18512). An exchange may be applied some steps after its
@@ -20,47 +20,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import LBFGS, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
-from gradwire.errors import keeps_residual
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.buckets.session import Session
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
-from gradwire.torch.members.generations import Generations
-from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.network.engine import agree
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizers.averaging import Averaging, Peers
-from gradwire.torch.optimizers.elastic_peers import ElasticPeers, check_elastic
-from gradwire.torch.optimizers.fragment import (
-    EQUALLY_OFTEN,
-    Fragment,
-    OuterFactory,
-    WeightsWatch,
-    deal_layers,
-)
+from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
-from gradwire.torch.optimizers.late_momentum import (
-    check_momentum,
-    momentum_of_each,
-    without_momentum,
-)
+from gradwire.torch.optimizers.late_momentum import check_momentum, without_momentum
+from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
 from gradwire.torch.optimizers.local_stats import LocalStats, ratio_in_steps, summarize
-from gradwire.torch.optimizers.presets import like
-from gradwire.torch.optimizers.replica import BESIDE, Replica
+from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import (
-    local_of,
     ordinary_tensors,
     require_dense,
     require_memory,
@@ -69,16 +52,6 @@ from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
     require_optimizer,
-)
-
-_ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
-# Their steps shrink with the root of the second moment of the gradient that they are given.
-_OF_SECOND_MOMENTS = (
-    *_ADAMS,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
 )
 
 
@@ -177,107 +150,38 @@ class LocalSteps(WrappingOptimizer):
     ) -> None:
         require_optimizer(optimizer, "the second is the model")
         refuse_modes(optimizer, "LocalSteps")
-        schedule = schedule.given(every=every)
-        mix = schedule.mix
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
-        if mix > 0 and (correct_noise or late_momentum):
-            raise ValueError(
-                "correct_noise and late_momentum need whole changes since the last exchange, of "
-                "which mix keeps a part: give mix=0, or neither of them"
-            )
-        replaces = outer is None and mix == 0
-        if correct_noise is None:
-            correct_noise = replaces and isinstance(optimizer, _OF_SECOND_MOMENTS)
-        if late_momentum is None:
-            late_momentum = replaces and isinstance(optimizer, _ADAMS)
-        elif late_momentum and (outer is not None or not isinstance(optimizer, _ADAMS)):
-            raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
-        needs_gradients = correct_noise or clip_norm is not None
-        if needs_gradients and isinstance(optimizer, LBFGS):
-            raise ValueError(
-                "LBFGS computes several gradients in a step, so clip_norm and correct_noise don't "
-                "go with it"
-            )
-        less_often = f"To send less in all, exchange less often: every={2 * schedule.every}"
-        exchange_settings = ExchangeSettings.of(
+        self._rules = rules = LocalRules.choose(
+            optimizer,
+            schedule.given(every=every),
+            outer=outer,
+            clip_norm=clip_norm,
+            correct_noise=correct_noise,
+            late_momentum=late_momentum,
+            residual_decay=residual_decay,
+            is_elastic=members.goes_on,
+        )
+        settings = ExchangeSettings.of(
             compression.given(codec=codec, exchange=exchange),
             members.given(process_group=process_group),
             execution,
         )
-        exchange_settings = replace(exchange_settings, remedy=less_often)
-        if exchange_settings.goals and schedule.fragments > 1:
-            raise ValueError(
-                f"{exchange_settings.goals[0]} chooses codecs for the tensors of a whole model, "
-                "which fragments exchange apart: give another codec, or fragments=1"
-            )
-        _check_decay(residual_decay, exchange_settings)
-        if needs_gradients or members.goes_on:
-            exclude = [*exchange_settings.exclude, BESIDE]
-            exchange_settings = replace(exchange_settings, exclude=exclude)
-        replica = Replica("LocalSteps", optimizer, model, exchange_settings)
-        dealt = deal_layers(replica.named, schedule.fragments)
-        check_elastic(replica.shards, schedule, exchange_settings)
+        self._replica = replica = Replica("LocalSteps", optimizer, model, rules.complete(settings))
+        rules.check_members(replica.shards, replica.settings)
+        self._averaging = averaging = Averaging(replica, optimizer, rules)
         super().__init__(optimizer)
-        self.every = schedule.every
-        self._clip_norm = clip_norm
-        self._replica = replica
-        self._locals = [(name, local_of(parameter)) for name, parameter in replica.named]
-        betas = momentum_of_each(optimizer.param_groups) if late_momentum else []
-        self._averaging = Averaging(
-            replica,
-            optimizer,
-            schedule,
-            [
-                Fragment(
-                    self._locals,
-                    places,
-                    has_noise=needs_gradients,
-                    takes_notes=members.goes_on,
-                    betas=betas,
-                    outer=like(outer) if isinstance(outer, Optimizer) else outer,
-                    is_back_to_back=schedule.is_back_to_back,
-                    exchanges_each_step=schedule.every == 1,
-                )
-                for places in dealt
-            ],
-            betas=betas,
-            corrects=correct_noise,
-            residual_decay=residual_decay,
-        )
-        self._weights_watch = WeightsWatch(optimizer, replica.parameters, schedule.fragments)
+        self.every = rules.schedule.every
         self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
-        clipped = "not clipped" if clip_norm is None else f"clipped to norm {clip_norm}"
-        follows = [
-            *schedule.describe(),
-            f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
-            "noise",
-            f"late momentum {betas or 'of none'}",
-            f"residuals multiplied by {residual_decay}",
-            "plain average" if outer is None else "outer optimizer",
-            # (A process that joins takes over the options of its optimizer from a member.)
-            self._averaging.options_text(with_own=not members.goes_on),
-        ]
+        # (A process that joins takes over the options of its optimizer from a member.)
+        options = averaging.options_text(with_own=not rules.is_elastic)
+        terms = [*rules.describe(averaging.betas), options]
         self._peers: Peers
-        settled = replica.settings
-        if members.store is not None and members.ranks is not None:
-            follows.append(f"min_ranks {members.min_ranks}, lost_after {members.lost_after:g}")
-            joining = MemberSettings(
-                members.ranks, execution.timeout, members.lost_after, members.min_ranks
-            )
-            self._peers = ElasticPeers(
-                Generations(members.store, joining, replica.describe(follows)),
-                self._averaging,
-                lambda meeting: Session(settled, where=meeting),
-                type(optimizer).__name__,
-            )
+        if rules.is_elastic:
+            from gradwire.torch.optimizers.elastic_peers import ElasticPeers
+
+            self._peers = ElasticPeers(averaging, terms, members, execution.timeout)
         else:
-            self._peers = Peers(Session(settled))
-            self._averaging.set_world_size(self._peers.session.world_size)
-            replica.follow_rank_0(self._peers.session, follows)
-            for fragment in self._averaging.fragments:
-                fragment.set_anchors()
+            self._peers = Peers(averaging, terms)
         replica.shared.watch_loads()
         replica.shared.note_values()
 
@@ -293,10 +197,7 @@ class LocalSteps(WrappingOptimizer):
         scale, not_finite = self._scaler_says()
         before = averaging.copy_parameters()
         loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
-        averaging.begin_step(has_gradients=not not_finite)
-        if not not_finite:
-            self._weights_watch.look(averaging.fragments)
-            averaging.end_step(before)
+        averaging.count_step(before, has_gradients=not not_finite)
         self._left_out += not_finite
         self._own_steps += 1
         self._peers.run(averaging.exchange_due)
@@ -320,8 +221,9 @@ class LocalSteps(WrappingOptimizer):
         """Raises RuntimeError if the user has changed a parameter since the last step."""
         edited = set(self._replica.shared.edited())
         for fragment in self._averaging.fragments if edited else ():
-            for place, anchor in zip(fragment.places, fragment.anchors, strict=True):
-                name, values = self._locals[place]
+            names = [self._replica.names[place] for place in fragment.places]
+            places = zip(names, fragment.parameters, fragment.anchors, strict=True)
+            for name, values, anchor in places:
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
                 if name in edited and (fragment.steps > 0 or not torch.equal(values, anchor)):
                     raise RuntimeError(
@@ -337,7 +239,7 @@ class LocalSteps(WrappingOptimizer):
             for name, parameter in self._replica.named:
                 if parameter.grad is not None:
                     require_memory(name, parameter.grad)
-            if scale is not None or self._has_noise():
+            if scale is not None or self._rules.has_noise:
                 self._scale_gradients(scale)
             return loss
 
@@ -348,23 +250,20 @@ class LocalSteps(WrappingOptimizer):
         with momentum:
             return self._own_use.step(*([] if closure is None else [evaluate]))
 
-    def _has_noise(self) -> bool:
-        return self._averaging.fragments[0].noise is not None
-
     @ordinary_tensors()
     def _scale_gradients(self, scale: float | None) -> None:
         """Divides them by the GradScaler's scale and clips them."""
         gradients = self._averaging.gradients()
         factor = 1.0 if scale is None else 1.0 / scale
-        if self._has_noise():
+        if self._rules.has_noise:
             for name, gradient in zip(self._replica.names, gradients, strict=True):
                 if gradient is not None:
                     require_dense(name, gradient)
-        if self._clip_norm is not None:
+        if self._rules.clip_norm is not None:
             noises = [f.noise for f in self._averaging.fragments if f.noise is not None]
             norm = factor * average_norm(noises, gradients, self._replica.shards)
-            if norm > self._clip_norm:
-                factor *= self._clip_norm / norm
+            if norm > self._rules.clip_norm:
+                factor *= self._rules.clip_norm / norm
         if factor != 1.0:
             torch._foreach_mul_([g for g in gradients if g is not None], factor)
 
@@ -376,7 +275,7 @@ class LocalSteps(WrappingOptimizer):
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check()
-        if not self._peers.are_elastic:  # whose exchanges compare the steps
+        if not self._rules.is_elastic:  # whose exchanges compare the steps
             self._compare_steps()
         self._peers.run(self._averaging.exchange_all)
         self._replica.shared.note_values()
@@ -478,15 +377,3 @@ class LocalSteps(WrappingOptimizer):
         averaging.load_state_dict(state)
         self._left_out = int(state["left_out"])
         self._replica.shared.allow_load()
-
-
-def _check_decay(decay: float, settings: ExchangeSettings) -> None:
-    """Raises ValueError if it is out of range, or if no codec keeps a residual."""
-    if not 0 < decay <= 1:
-        raise ValueError(f"residual_decay is {decay}; a factor above 0, and at most 1, is needed")
-    codecs = [settings.codec, settings.pull_codec or settings.codec]
-    if decay < 1 and not any(map(keeps_residual, codecs)):
-        raise ValueError(
-            f"{settings.codec} keeps no residual that residual_decay could multiply: take a codec "
-            "with error feedback, such as topk2bit, or leave residual_decay out"
-        )

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire._core import Compressor, Layout
+from gradwire._core import Layout
+from gradwire.errors import keeps_residual
 from gradwire.torch.checkpoint import Residual
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.parameters import all_finite, ordinary_tensors
@@ -37,11 +38,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def keeps_residuals(layout: Layout) -> bool:
     """Whether any of several ranks keeps a residual."""
     codecs = {s[key] for s in layout.segments for key in ("push_codec", "pull_codec")}
-    return any(map(_keeps_residual, codecs))
-
-
-def _keeps_residual(codec: str) -> bool:
-    return Compressor(codec, 1).residual is not None
+    return any(map(keeps_residual, codecs))
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class Shard:
                 parameters[name],
                 nn.Parameter(parameters[name].new_empty(size)),
                 bucket[start : start + size],
-                world_size > 1 and _keeps_residual(segment["pull_codec"]),
+                world_size > 1 and keeps_residual(segment["pull_codec"]),
             )
             piece.values.data.copy_(piece.in_replica)
             self.pieces.append(piece)

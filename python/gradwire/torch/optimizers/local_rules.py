@@ -1,0 +1,204 @@
+"""What LocalSteps does to gradients and changes, and presets of it that papers describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+
+from gradwire.errors import keeps_residual
+from gradwire.local_schedule import Schedule
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.optimizers.replica import BESIDE
+from gradwire.torch.options import NEEDS_STORE
+from gradwire.torch.wrapping_optimizer import remake
+
+OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
+_ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
+# Their steps shrink with the root of the second moment of the gradient that they are given.
+_OF_SECOND_MOMENTS = (
+    *_ADAMS,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
+
+
+@dataclass(frozen=True)
+class LocalRules:
+    """What LocalSteps does, apart from what is sent; the arguments of its constructor.
+
+    Attributes:
+        is_elastic: Whether ranks come and go.
+    """
+
+    schedule: Schedule
+    outer: OuterFactory | None
+    clip_norm: float | None
+    correct_noise: bool
+    late_momentum: bool
+    residual_decay: float
+    is_elastic: bool
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the gradient's noise is estimated."""
+        return self.correct_noise or self.clip_norm is not None
+
+    @staticmethod
+    def choose(
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        outer: OuterFactory | Optimizer | None,
+        clip_norm: float | None,
+        correct_noise: bool | None,
+        late_momentum: bool | None,
+        residual_decay: float,
+        is_elastic: bool,
+    ) -> LocalRules:
+        """Raises ValueError for arguments that are out of range or exclude each other."""
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
+        if schedule.mix > 0 and (correct_noise or late_momentum):
+            raise ValueError(
+                "correct_noise and late_momentum need whole changes since the last exchange, of "
+                "which mix keeps a part: give mix=0, or neither of them"
+            )
+        replaces = outer is None and schedule.mix == 0
+        if correct_noise is None:
+            correct_noise = replaces and isinstance(optimizer, _OF_SECOND_MOMENTS)
+        if late_momentum is None:
+            late_momentum = replaces and isinstance(optimizer, _ADAMS)
+        elif late_momentum and (outer is not None or not isinstance(optimizer, _ADAMS)):
+            raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
+        rules = LocalRules(
+            schedule,
+            like(outer) if isinstance(outer, Optimizer) else outer,
+            clip_norm,
+            correct_noise,
+            late_momentum,
+            residual_decay,
+            is_elastic,
+        )
+        if rules.has_noise and isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "LBFGS computes several gradients in a step, so clip_norm and correct_noise don't "
+                "go with it"
+            )
+        return rules
+
+    def complete(self, settings: ExchangeSettings) -> ExchangeSettings:
+        """The settings of the exchanges under these rules. Raises ValueError if they do not fit."""
+        if settings.goals and self.schedule.fragments > 1:
+            raise ValueError(
+                f"{settings.goals[0]} chooses codecs for the tensors of a whole model, which "
+                "fragments exchange apart: give another codec, or fragments=1"
+            )
+        decay = self.residual_decay
+        if not 0 < decay <= 1:
+            raise ValueError(
+                f"residual_decay is {decay}; a factor above 0, and at most 1, is needed"
+            )
+        codecs = [settings.codec, settings.pull_codec or settings.codec]
+        if decay < 1 and not any(map(keeps_residual, codecs)):
+            raise ValueError(
+                f"{settings.codec} keeps no residual that residual_decay could multiply: take a "
+                "codec with error feedback, such as topk2bit, or leave residual_decay out"
+            )
+        less_often = f"To send less in all, exchange less often: every={2 * self.schedule.every}"
+        beside = [BESIDE] if self.has_noise or self.is_elastic else []
+        return replace(settings, remedy=less_often, exclude=[*settings.exclude, *beside])
+
+    def check_members(self, shards: dist.ProcessGroup | None, settings: ExchangeSettings) -> None:
+        """Raises ValueError for settings with which ranks can't come and go, if they shall.
+        shards: the ranks among which FSDP2 has sharded the model."""
+        if settings.role is not None:
+            raise ValueError("role is for ServerOptimizer: the ranks of LocalSteps are all alike")
+        if not self.is_elastic:
+            return
+        if settings.store is None:
+            raise ValueError(f"on_lost='continue' needs {NEEDS_STORE}")
+        if shards is not None:
+            raise ValueError(
+                "on_lost='continue' does not go with a model that fully_shard has sharded: the "
+                "ranks of a replica would have to come and go together"
+            )
+        if self.schedule.is_back_to_back:
+            raise ValueError(
+                f"on_lost='continue' needs a delay below every={self.schedule.every}: with "
+                "delay=every the changes leave the model when they are sent, and would be lost "
+                "with an exchange"
+            )
+        if settings.info["between_machines"]:
+            raise ValueError(
+                f"on_lost='continue' does not go with exchange='{settings.exchange}', which needs "
+                "the same number of ranks on every machine"
+            )
+        if settings.goals:
+            raise ValueError(
+                f"on_lost='continue' does not go with {settings.goals[0]}: a newcomer does not "
+                "know what the others measured. Give a codec"
+            )
+
+    def describe(self, betas: list[float]) -> list[str]:
+        """What all ranks must be given alike. betas: the momenta that are applied late."""
+        clipped = "not clipped" if self.clip_norm is None else f"clipped to norm {self.clip_norm}"
+        corrected = "corrected" if self.correct_noise else "not corrected"
+        return [
+            *self.schedule.describe(),
+            f"gradients {clipped}, changes {corrected} for noise",
+            f"late momentum {betas or 'of none'}",
+            f"residuals multiplied by {self.residual_decay}",
+            "plain average" if self.outer is None else "outer optimizer",
+        ]
+
+
+def like(optimizer: Optimizer) -> OuterFactory:
+    """Makes optimizers of its class with its options.
+
+    Raises:
+        ValueError: Its groups have several options, and a fragment has one group.
+    """
+    if len(optimizer.param_groups) != 1:
+        raise ValueError(
+            f"outer is a {type(optimizer).__name__} with {len(optimizer.param_groups)} groups of "
+            "parameters, and has one in a fragment: give a function that makes an optimizer for a "
+            "list of parameters"
+        )
+    options = optimizer.param_groups[0]
+
+    return lambda parameters: remake(optimizer, [{**options, "params": parameters}])
+
+
+def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
+    """DiLoCo's outer optimizer (Douillard et al. 2023, arXiv:2311.08105): SGD with Nesterov
+    momentum, with the values that its authors found best."""
+    return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
+
+
+def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> dict[str, Any]:
+    """SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706), as arguments of LocalSteps:
+
+        LocalSteps(adamw, model, every=30, **sparse_loco())
+
+    A rank adds its changes to its residual, sends the largest of each 4096 values in 2 bits, and
+    keeps `decay` times the rest, which takes the place of an outer momentum. Every rank receives
+    what each other rank sends (the exchange broadcast), so that nothing is compressed twice.
+
+    density   the share of the values that is sent; the paper has 0.01 to 0.03
+    decay     of the residuals, in (0, 1]
+    lr        by which the average is multiplied
+    """
+    return {
+        "codec": f"topk2bit:density={density}",
+        "exchange": "broadcast",
+        "residual_decay": decay,
+        "outer": lambda parameters: SGD(parameters, lr=lr),
+    }
