@@ -58,9 +58,10 @@ _STEPS_PER_CONDITION = 38
 class QSVRGEpoch:
     """What a worker sent in an epoch. A packet for all others counts once.
 
-    full_bits    of the full gradient: 32 a value
-    update_bits  of the quantized updates, without the packets' headers
-    sent_bytes   with headers, each packet as often as it was sent
+    Attributes:
+        full_bits: Those of the full gradient: 32 a value.
+        update_bits: Those of the quantized updates, without the packets' headers.
+        sent_bytes: All, with headers, each packet as often as it was sent.
     """
 
     steps: int
@@ -82,20 +83,25 @@ class QSVRG(SessionOwner):
     Every rank is a worker with functions of its own. `gradwire.torch.loopback` has all workers in
     one process, with the same result.
 
-    params        float32 on the CPU, and equal on all ranks. `epoch` changes them in place
-    loss_of       takes indices of functions, as int64 from 0 to count - 1, and returns the mean of
-                  these functions at the present parameters, a scalar. No other random numbers or
-                  states (dropout, batch norm) may enter, as each function is taken at two points
-    count         how many functions this rank has, the same number on every rank
-    smoothness    L: the gradient of every function is L-Lipschitz
-    convexity     l: the mean of all functions is l-strongly convex, 0 < l <= L
-    lr, steps     None: 1 / (17 L), and the number of steps T with which the factor is at most 0.9
-    codec         None: qsgd with ceil(sqrt(n)) levels for n parameters, norm=l2 of the whole vector
-                  and coder=elias-dense, for which the theorem holds
-    process_group, seed, timeout   as in GradwireState
+    Args:
+        params: float32 on the CPU, and equal on all ranks. `epoch` changes them in place.
+        loss_of: Takes indices of functions, as int64 from 0 to count - 1, and returns the mean of
+            these functions at the present parameters, a scalar. No other random numbers or states
+            (dropout, batch norm) may enter, as each function is taken at two points.
+        count: How many functions this rank has, the same number on every rank.
+        smoothness: L: the gradient of every function is L-Lipschitz.
+        convexity: l: the mean of all functions is l-strongly convex, 0 < l <= L.
+        lr: None: 1 / (17 L).
+        steps: T. None: so many that the factor is at most 0.9.
+        codec: None: qsgd with ceil(sqrt(n)) levels for n parameters, norm=l2 of the whole vector
+            and coder=elias-dense, for which the theorem holds.
+        process_group, seed, timeout: As in GradwireState.
 
-    Raises ValueError for arguments that the theorem does not cover. An epoch raises
-    PeerMismatchError, naming two ranks and what differs, if their arguments or parameters do.
+    Raises:
+        ValueError: The theorem does not cover the arguments.
+
+    An epoch raises PeerMismatchError, naming two ranks and what differs, if their arguments or
+    parameters do.
     """
 
     _session: Session

@@ -31,18 +31,10 @@ class LocalStats:
     lost_members: tuple[int, ...] = ()  # as far as this rank was there
 
     def as_dict(self) -> dict[str, Any]:
-        own = {"every": self.every, "local_steps": self.local_steps, "left_out": self.left_out}
-        lists = {"fragments": list(self.fragments), "gains": list(self.gains)}
-        members = {"members": list(self.members), "lost_members": list(self.lost_members)}
-        return {
-            **self.exchanges.as_dict(),
-            "ratio": self.ratio,
-            "ratio_of_exchanges": self.exchanges.ratio,
-            **own,
-            **lists,
-            **members,
-            "generation": self.generation,
-        }
+        own = {n: list(v) if isinstance(v, tuple) else v for n, v in vars(self).items()}
+        del own["exchanges"]
+        of_exchanges = self.exchanges.as_dict()
+        return of_exchanges | {"ratio_of_exchanges": self.exchanges.ratio} | own
 
     def report(self) -> str:
         """Notes and a table as text, which counts each exchange as a step."""
