@@ -27,7 +27,7 @@ from gradwire.torch import (
     gradwire_hook,
 )
 from gradwire.torch.buckets.reduction import ExchangeWork, Op, write_shard
-from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
+from gradwire.torch.fsdp.legs import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import DefaultAllGather, find_units
 from gradwire.torch.options import grouped
 from processes import status_of

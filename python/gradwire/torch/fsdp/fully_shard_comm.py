@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,14 +21,15 @@ from gradwire.torch.buckets.reduction import ExchangeWork, Op, factor_of, is_red
 from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.fsdp.comms import (
-    Blanks,
+from gradwire.torch.fsdp.legs import (
     ExplainedAllGather,
     ExplainedReduceScatter,
     ShardedAllGather,
     ShardedReduceScatter,
+    all_gather_settings,
+    reduce_scatter_settings,
 )
-from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
+from gradwire.torch.fsdp.reductions import Reduction, Reductions
 from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.live import scalars_of
@@ -43,22 +43,6 @@ from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual
 
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
-
-
-@dataclass
-class _Flight:
-    """An exchange whose result `deliver` puts where PyTorch expects it."""
-
-    future: torch.futures.Future[torch.Tensor]
-    deliver: Callable[[], None]
-    unused: Unused
-    parameters: list[nn.Parameter]
-
-    def land(self) -> list[nn.Parameter]:
-        """Returns the parameters that no rank has a gradient of."""
-        self.future.wait()
-        self.deliver()
-        return [self.parameters[place] for place in self.unused.everywhere()]
 
 
 class FullyShardComm(SessionOwner):
@@ -109,6 +93,8 @@ class FullyShardComm(SessionOwner):
         execution: Threads, seed, timeout.
     """
 
+    _session: Session
+
     @explains_arguments
     def __init__(
         self,
@@ -129,7 +115,6 @@ class FullyShardComm(SessionOwner):
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
         self._units = find_units(model)
         self._start_iter, self._scaler, self._overlap = start_iter, scaler, overlap
-        _check_meshes(self._units)
         shards, replicas = self._units[0].shards, self._units[0].replicas
         self._hybrid = replicas is not None
         chosen = ExchangeSettings.of(
@@ -150,9 +135,8 @@ class FullyShardComm(SessionOwner):
             inner = ExchangeSettings(process_group=shards, timeout=self._settings.timeout)
         if weights is not None:
             inner = all_gather_settings(self._settings, weights, weights_rules, shards)
-        self._flights: deque[_Flight] = deque()
+        self._reductions = Reductions()
         self._unused: Callable[[], Unused] = Unused  # of the reduction under way
-        self._blanks = Blanks()
         # Backward passes whose gradients were reduced. It numbers the steps, so that a forward and
         # its backward draw alike for weights, also after a restart.
         self._iterations = 0
@@ -164,20 +148,19 @@ class FullyShardComm(SessionOwner):
         board = None if inner is None else FailureBoard.of_world(self._units[0].ranks)
         self._session = Session(self._settings, device, board=board)
         self._session.close_with(self)
-        # Inside a replica it carries weights, or only tells which rank is gone.
-        self._inner_session: Session | None = None
-        self._weights_session: Session | None = None
         lines = self._settings.describe()
         lines += [f"weights {weights}", f"weights_rules {list(weights_rules)}"]
         for unit in self._units:
             lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
-        self._session.start(partial(agree, "\n".join(lines)), "comparing the model").result()
+        agreed = partial(agree, "\n".join(lines))
+        self._session.start(agreed, "comparing the model").result()
+        # Inside a replica it carries weights, or only tells which rank is gone.
+        self._inner_session: Session | None = None
         if inner is not None:
             self._inner_session = Session(inner, device, board=board)
             self._inner_session.close_with(self)
-            self._weights_session = None if weights is None else self._inner_session
-            agreed = partial(agree, "\n".join(lines))
             self._inner_session.start(agreed, "comparing the model").result()
+        self._weights_session = None if weights is None else self._inner_session
         layout = self._settings.layout(tensors, world_size=1)
         parameters = [p for unit in self._units for p in unit.parameters]
         push = usual_push_codec(layout)
@@ -190,7 +173,7 @@ class FullyShardComm(SessionOwner):
     def stats(self) -> Stats:
         """Sums over all complete steps of this rank, of gradients, and which tensors go raw and
         why."""
-        stats = self._running().stats()
+        stats = self._session.stats()
         return replace(stats, remarks=stats.remarks + self._watch.remarks)
 
     def weights_stats(self) -> Stats | None:
@@ -206,11 +189,9 @@ class FullyShardComm(SessionOwner):
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""
-        session = self._running()
-        replicas = session.world_size if self._hybrid else None
         return {
-            **session.state_dict(self._identity(), self._iterations),
-            "replicas": replicas,
+            **self._session.state_dict(self._identity(), self._iterations),
+            "replicas": self._session.world_size if self._hybrid else None,
             "shard": self._shard(),
             "dims": {name: dim for unit in self._units for name, dim in unit.dims().items()},
         }
@@ -220,12 +201,11 @@ class FullyShardComm(SessionOwner):
 
         Raises ValueError for a state of another rank, mesh, codec, exchange or model.
         """
-        session = self._running()
         state = checkpoint.with_clean_names(state)
         self._identity().check(state)
         if state.get("shard") != self._shard():
             raise ValueError(f"the state is of shard {state.get('shard')}, this is {self._shard()}")
-        session.load_state_dict(state)
+        self._session.load_state_dict(state)
         self._iterations = int(state["iterations"])
         self._is_compared = False
 
@@ -250,12 +230,8 @@ class FullyShardComm(SessionOwner):
 
     # Construction ------------------------------------------------------------------------------
 
-    def _running(self) -> Session:
-        assert self._session is not None, "the constructor makes it"
-        return self._session
-
     def _identity(self) -> checkpoint.Identity:
-        return self._running().identity("FullyShardComm", self._tensors)
+        return self._session.identity("FullyShardComm", self._tensors)
 
     def _shard(self) -> str:
         """This rank's place among the shards, which `rank` of a state does not say in HSDP."""
@@ -266,7 +242,7 @@ class FullyShardComm(SessionOwner):
         """Compares HSDP's models. Averages of gradients keep replicas equal that began equal. And
         inside a replica PyTorch communicates itself, so nothing else shows that a shard is of
         another step."""
-        session, inner = self._running(), self._inner_session
+        inner = self._inner_session
         assert inner is not None, "there are replicas"
         lines = [f"a state of step {self._iterations}"]
 
@@ -279,7 +255,7 @@ class FullyShardComm(SessionOwner):
             agree("\n".join(lines), wire)
 
         inner.start(partial(agree, lines[0]), "comparing the steps of the shards").result()
-        session.start(compare, "comparing the replicas").result()
+        self._session.start(compare, "comparing the replicas").result()
         self._is_compared = True
 
     def _take_over(self, unit: Unit) -> None:
@@ -345,7 +321,7 @@ class FullyShardComm(SessionOwner):
         factor: int = 1,
     ) -> None:
         self._check_session()
-        self._blanks.end_silence()
+        self._reductions.end_silence()
         if values.dtype not in RAW_CODECS:
             raise TypeError(
                 "float32, bfloat16 and float16 gradients are exchanged; those of "
@@ -356,9 +332,9 @@ class FullyShardComm(SessionOwner):
             self._begin_step(backward)
         later = self._overlap and unit.takes_result_later(reduced)
         if not later:
-            self._land(0)  # what PyTorch does next may read earlier results
+            self._reductions.land(0)  # what PyTorch does next may read earlier results
         unused, parameters = self._unused(), unit.reduced
-        self._blanks.note(parameters[place] for place in unused.own)
+        self._reductions.note(parameters[place] for place in unused.own)
         job = BucketJob(
             step=self._iterations,
             index=unit.index,
@@ -372,17 +348,16 @@ class FullyShardComm(SessionOwner):
             ready=mark_ready(values),
         )
         if not self._hybrid:
-            self._land(_SHARDS_IN_FLIGHT - 1)
-        future = self._running().submit_for_ddp(job)
-        self._flights.append(_Flight(future, deliver, unused, parameters))
+            self._reductions.land(_SHARDS_IN_FLIGHT - 1)
+        future = self._session.submit_for_ddp(job)
+        self._reductions.add(Reduction(future, deliver, unused, parameters))
         if not later:
-            self._blanks.silence(self._land(0))
+            self._reductions.silence(self._reductions.land(0))
 
     def _begin_step(self, backward: int) -> None:
-        self._land(0)  # there are flights if the last backward() ended with an error
+        self._reductions.begin()
         if self._hybrid and not self._is_compared:
             self._compare_ranks()
-        self._blanks.begin()
         self._backward = backward
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
         # PyTorch calls it when all units are done, before backward() returns.
@@ -390,27 +365,15 @@ class FullyShardComm(SessionOwner):
 
     def _end_step(self) -> None:
         self._backward = None
-        self._land(0)
-        self._blanks.end_silence()
-        self._blanks.take_off()
+        self._reductions.end()
         self._iterations += 1
-        session = self._running()
-        session.start(partial(_end_step, session), "ending a step").result()
+        session = self._session
+        session.start(lambda _: session.runner.end_step(), "ending a step").result()
         weights = self._weights_session
         if weights is not None and self._gathers:
             self._gathers = False
-            weights.start(partial(_end_step, weights), "ending a step").result()
+            weights.start(lambda _: weights.runner.end_step(), "ending a step").result()
         self._log(self._iterations - 1)
-
-    def _land(self, left: int) -> list[nn.Parameter]:
-        """Waits for exchanges, the oldest first, until so many are under way. Returns those
-        parameters of the last that no rank has a gradient of."""
-        unused: list[nn.Parameter] = []
-        while len(self._flights) > left:
-            flight = self._flights.popleft()
-            unused = flight.land()
-            self._blanks.settle(flight.parameters, unused)
-        return unused
 
     # Weights -----------------------------------------------------------------------------------
 
@@ -434,22 +397,3 @@ class FullyShardComm(SessionOwner):
             ready=mark_ready(output),
         )
         return ExchangeWork(session.submit_for_ddp(job), [output])
-
-
-def _check_meshes(units: Sequence[Unit]) -> None:
-    """Raises ValueError unless all units have the same mesh."""
-
-    def ranks(group: dist.ProcessGroup | None) -> str:
-        return "none" if group is None else str(dist.get_process_group_ranks(group))
-
-    meshes = [f"shards {ranks(unit.shards)}, replicas {ranks(unit.replicas)}" for unit in units]
-    for unit, mesh in zip(units, meshes, strict=True):
-        if mesh != meshes[0]:
-            raise ValueError(
-                f"{units[0].names()} have the mesh of {meshes[0]}, and {unit.names()} that of "
-                f"{mesh}: give every call of fully_shard the same mesh"
-            )
-
-
-def _end_step(session: Session, wire: Transport) -> None:
-    session.runner.end_step()

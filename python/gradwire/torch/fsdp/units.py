@@ -91,13 +91,11 @@ class Unit:
     def gradients(self) -> list[NamedShape]:
         """The whole tensors of the reduce-scatter, which FSDP2 cuts into rows: name and shape. A
         parameter that is sharded along another dimension than the first lies in it transposed."""
-        size = self.shards.size()
-        return [_whole(self._name(p), p, size) for p in self._trainable()]
+        return self._whole(self._trainable())
 
     def weights(self) -> list[NamedShape]:
         """The same for the all-gather, in which all parameters take part."""
-        size = self.shards.size()
-        return [_whole(self._name(p), p, size) for p in self._group.fsdp_params]
+        return self._whole(self._group.fsdp_params)
 
     def dims(self) -> dict[str, int]:
         """Along which dimension each of `parameters` is cut."""
@@ -160,7 +158,7 @@ class Unit:
 
     def reduced_tensors(self) -> list[NamedShape]:
         """As `gradients`, in the reduction under way."""
-        return [_whole(self._name(p), p, self.shards.size()) for p in self._reduced]
+        return self._whole(self._reduced)
 
     def reduce_inside(self) -> None:
         """From now on PyTorch reduces gradients over `shards` alone, and not over `replicas`."""
@@ -196,10 +194,20 @@ class Unit:
     def _name(self, parameter: Any) -> str:
         return self._names[id(parameter)]
 
+    def _whole(self, parameters: list[Any]) -> list[NamedShape]:
+        tensors: list[NamedShape] = []
+        for p in parameters:
+            shape = list(p._orig_size)
+            if p.fsdp_placement.dim != 0:
+                rows, *rest = p.padded_sharded_param_size
+                shape = [rows * self.shards.size(), *rest]
+            tensors.append((self._name(p), shape))
+        return tensors
+
 
 def find_units(model: nn.Module) -> list[Unit]:
     """The units of the model, those around others first. Raises TypeError for a model that is not
-    sharded as a whole, ValueError for a unit with several meshes or without shards."""
+    sharded as a whole, ValueError for units with several meshes or without shards."""
     if not isinstance(model, FSDPModule):
         inner = any(isinstance(module, FSDPModule) for module in model.modules())
         raise TypeError(
@@ -242,7 +250,22 @@ def find_units(model: nn.Module) -> list[Unit]:
                 "good: use that one, or shard a new model"
             )
         units.append(Unit(len(units), module, groups[0], names))
+    meshes = [_describe_mesh(unit) for unit in units]
+    for unit, mesh in zip(units, meshes, strict=True):
+        if mesh != meshes[0]:
+            raise ValueError(
+                f"{units[0].names()} have the mesh of {meshes[0]}, and {unit.names()} that of "
+                f"{mesh}: give every call of fully_shard the same mesh"
+            )
     return units
+
+
+def _describe_mesh(unit: Unit) -> str:
+    shards, replicas = (
+        "none" if group is None else str(dist.get_process_group_ranks(group))
+        for group in (unit.shards, unit.replicas)
+    )
+    return f"shards {shards}, replicas {replicas}"
 
 
 def _tensors_of(parameter: Any) -> list[Any]:
@@ -263,10 +286,3 @@ def _gradient_of(parameter: Any) -> list[torch.Tensor]:
     """Its whole gradient on this rank; empty if it has none."""
     found = (parameter.unsharded_accumulated_grad, parameter._unsharded_param.grad)
     return [gradient for gradient in found if gradient is not None]
-
-
-def _whole(name: str, parameter: Any, world_size: int) -> NamedShape:
-    if parameter.fsdp_placement.dim == 0:
-        return name, list(parameter._orig_size)
-    rows, *rest = parameter.padded_sharded_param_size
-    return name, [rows * world_size, *rest]

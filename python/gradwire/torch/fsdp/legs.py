@@ -1,20 +1,65 @@
-"""What takes the place of PyTorch's collectives in a unit."""
+"""The two legs in which FSDP2 communicates: their settings, and the collectives of a unit."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from gradwire.torch.buckets.reduction import ExchangeWork, Op
+from gradwire.torch.exchange_settings import ExchangeSettings, without_feedback
 from gradwire.torch.fsdp.units import DefaultAllGather, DefaultReduceScatter
 
 Explain = Callable[[BaseException], BaseException]
+
+_WEIGHTS = "weights are sent anew each time"
+
+
+def reduce_scatter_settings(settings: ExchangeSettings) -> ExchangeSettings:
+    """For gradients among shards. Raises ValueError for what only exchanges of replicas have."""
+    alone = "goes with replicas alone (a mesh of two dimensions)"
+    if not settings.info["has_single_legs"]:
+        raise ValueError(
+            f"exchange='{settings.exchange}' {alone}; among shards, each rank sends each owner its "
+            "part"
+        )
+    if settings.pull_codec is not None:
+        raise ValueError(
+            f"pull_codec {alone}; weights= compresses what ranks pull of each other's shards"
+        )
+    if settings.goals:
+        raise ValueError(
+            f"codec='{settings.goals[0]}' chooses from what both directions send, so it {alone}"
+        )
+    return replace(settings, leg="reduce_scatter")
+
+
+def all_gather_settings(
+    settings: ExchangeSettings,
+    codec: str,
+    rules: Sequence[tuple[str, str]],
+    shards: dist.ProcessGroup,
+) -> ExchangeSettings:
+    """For weights; the rest as in `settings`. Raises GradwireError for a bad codec, ValueError for
+    one with error feedback."""
+    weights = replace(
+        settings,
+        codec=without_feedback(codec, _WEIGHTS),
+        pull_codec=None,
+        rules=[(pattern, without_feedback(rule, _WEIGHTS)) for pattern, rule in rules],
+        exchange="sharded",
+        ranks_per_machine=None,
+        leg="allgather",
+        process_group=shards,
+        chosen=None,
+    )
+    weights.check()
+    return weights
 
 
 @contextlib.contextmanager
@@ -105,42 +150,3 @@ class ShardedAllGather(DefaultAllGather):
         if group.size() != self._world_size:
             return self._inside(output_tensor, input_tensor, group, async_op)
         return self._gather(output_tensor)
-
-
-class Blanks:
-    """Keeps them of one backward pass, in which a parameter may be reduced more than once."""
-
-    def __init__(self) -> None:
-        self._parameters: set[nn.Parameter] = set()  # their gradients may be zeros of no rank
-        self._silenced: list[tuple[nn.Parameter, Any]] = []
-
-    def begin(self) -> None:
-        """Forgets a backward pass that ended with an error."""
-        self._parameters.clear()
-
-    def note(self, unused: Iterable[nn.Parameter]) -> None:
-        """This rank lacks the gradients of these, which are reduced now."""
-        self._parameters.update(p for p in unused if p.grad is None)
-
-    def settle(self, reduced: Sequence[nn.Parameter], unused: Sequence[nn.Parameter]) -> None:
-        """Takes note that `reduced` were reduced, and that no rank has a gradient of `unused`."""
-        self._parameters -= set(reduced) - set(unused)
-
-    def silence(self, unused: Iterable[nn.Parameter]) -> None:
-        """Until `end_silence`, an optimizer that steps in `backward()` leaves these out, to whose
-        gradients PyTorch writes zeros now."""
-        for parameter in unused:
-            if hooks := parameter._post_accumulate_grad_hooks:
-                self._silenced.append((parameter, hooks))
-                parameter._post_accumulate_grad_hooks = {}
-
-    def end_silence(self) -> None:
-        for parameter, hooks in self._silenced:
-            parameter._post_accumulate_grad_hooks = hooks
-        self._silenced.clear()
-
-    def take_off(self) -> None:
-        """When backward ends."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._parameters.clear()
