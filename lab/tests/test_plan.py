@@ -395,7 +395,9 @@ def test_of_equally_fast_codecs_it_takes_the_gentlest() -> None:
 
 def test_a_ring_is_not_for_sparse_codecs_unless_asked_for() -> None:
     profile = profile_of()
-    profile = replace(profile, codecs={**profile.codecs, "qgd": replace(FREE, bits=0.1)})
+    profile = replace(
+        profile, codecs={**profile.codecs, "qgd": replace(FREE, bits=0.1), "small": FREE}
+    )
     plan = make_plan(profile, Cluster(8, 1e8))
     rings = {p.codec for p in plan.predictions if p.exchange == "ring"}
     assert rings == {"raw", "bf16", "int8"}

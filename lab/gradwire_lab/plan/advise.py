@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gradwire._core import spell_out_codec
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire_lab.plan.cluster import Cluster, count_servers
 from gradwire_lab.plan.costs import EXCHANGES
@@ -204,7 +205,7 @@ def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:
     if HOOKED[exchange]["between_machines"]:
         return cluster.ranks_per_machine > 1 and cluster.machines > 1
     if HOOKED[exchange]["encodes_sums_on_the_way"]:
-        return codec.partition(":")[0] not in _NOT_IN_RINGS
+        return spell_out_codec(codec).partition(":")[0] not in _NOT_IN_RINGS
     return True
 
 

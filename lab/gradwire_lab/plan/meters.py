@@ -56,8 +56,8 @@ class MessageMeter:
         self._kind = _ALONE
 
     def close(self) -> tuple[float, float]:
-        """Transport.message_seconds and allreduce_seconds, if `measure` was called twice or more:
-        the first steps make connections."""
+        """MessageCosts.message_seconds and allreduce_seconds, if `measure` was called twice or
+        more: the first steps make connections."""
         self._session.close()
         later = [seconds[_BLOCK:] for seconds in self._seconds.values()]
         seconds = torch.tensor(later, dtype=torch.float64)
@@ -98,7 +98,7 @@ class ByteMeter:
             self._reduce[index].append(_time_together(partial(dist.all_reduce, bucket)))
 
     def close(self) -> tuple[float, float]:
-        """Transport.byte_seconds and allreduce_byte_seconds."""
+        """MessageCosts.byte_seconds and allreduce_byte_seconds."""
         self._session.close()
         numel = self._buckets[1].numel()
         cluster, volume = Cluster(self._workers, None), Volume(numel, 4 * numel, 4 * numel)
