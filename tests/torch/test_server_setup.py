@@ -46,6 +46,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**ELASTIC, "store": "host:29500"}, TypeError, "store is a str; a store of torch.distributed"),
     ({**ELASTIC, "lost_after": 0.0}, ValueError, "lost_after is 0.0; it is a number of seconds"),
     ({**ELASTIC, "ranks": 1}, ValueError, "servers is 1; a world of 1 ranks has 1 to 0 servers"),
+    ({**ELASTIC, "min_ranks": 2}, ValueError, "min_ranks=2 is for LocalSteps"),
+    ({"ranks_per_machine": 1}, ValueError, "ranks_per_machine is for exchange='hierarchical'"),
     ({"backup_workers": 2}, gradwire.GradwireError, "2 backup workers of 2 workers"),
     ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
     ({"timeout": 0.0}, ValueError, "timeout is 0"),

@@ -79,7 +79,8 @@ class Members(OptionRecord):
             its own. It serves one training; another one needs a PrefixStore.
         ranks: So many processes begin.
         role: "worker" or "server" of a ServerOptimizer.
-        min_ranks: With fewer ranks left, a PeerLostError ends the training on all of them.
+        min_ranks: For LocalSteps: with fewer ranks left, a PeerLostError ends the training on all
+            of them.
         lost_after: Seconds without a heartbeat after which a process counts as lost.
 
     Raises:

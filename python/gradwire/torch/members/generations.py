@@ -73,7 +73,7 @@ class Roster:
         receivers: Members that are an exchange behind, and newcomers.
         done: Exchanges that count. A member that has finished fewer is a receiver.
         steps: Local steps that count on all members from now on.
-        unsent: What the members exchange first, as in Report.
+        unsent: What the members exchange first, as in MemberReport.
         is_over: No process is left that has the model.
     """
 

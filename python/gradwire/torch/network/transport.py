@@ -41,8 +41,8 @@ class Kind(IntEnum):
     TENSORS = 8  # a model that another rank takes over, outside of any exchange
     JOIN = 9  # a worker takes a free place: empty, then the first version that it pushes for (u64)
     EXPELLED = 10  # the servers took this worker for dead
-    UNUSED = 11  # which tensors of the next packet's bucket have no gradient, by rank (unused.py)
-    ALIKE = 12  # digests of what must be equal in the next packet's step, by rank (alike.py)
+    UNUSED = 11  # which tensors of the next packet's bucket have no gradient, by rank (Unused)
+    ALIKE = 12  # digests of what must be equal in the next packet's step, by rank (Alike)
 
     @property
     def label(self) -> str:

@@ -32,7 +32,8 @@ def check_pulls(pulls: str, who: str, backup: int, staleness: int, barrier: str)
 
 
 def check_members(members: Members, pulls: str) -> None:
-    """Raises ValueError for settings with which workers can't come and go, if they shall."""
+    """Raises ValueError for settings with which workers can't come and go, if they shall, and for
+    those of other ways to train."""
     if members.goes_on and pulls == GRADIENTS:
         raise ValueError(
             "on_lost='continue' needs pulls='updates': with pulls='gradients' every version is "
@@ -40,6 +41,15 @@ def check_members(members: Members, pulls: str) -> None:
         )
     if members.store is not None and members.role is None:
         raise ValueError("with store= each process says what it is: role= 'worker' or 'server'")
+    if members.ranks_per_machine is not None:
+        raise ValueError(
+            "ranks_per_machine is for exchange='hierarchical', and ServerOptimizer has none"
+        )
+    if members.min_ranks != 1:
+        raise ValueError(
+            f"min_ranks={members.min_ranks} is for LocalSteps: versions of ServerOptimizer go on "
+            "until no worker is left; leave it out"
+        )
 
 
 def check_barrier(barrier: str, model: nn.Module | None, backup: int, staleness: int) -> bool:
