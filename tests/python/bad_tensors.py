@@ -23,8 +23,14 @@ from gradwire._core import (
     Layout,
     Simulation,
     WorkerSide,
+    apply_delta,
     checksum32,
+    digest_array,
+    encode_delta,
+    fold_deltas,
     frame_header,
+    inspect_delta,
+    max_delta_size,
 )
 
 Door = Callable[[Any], object]
@@ -113,6 +119,15 @@ def load_residual(values: Any) -> None:
     compressor.load_state_dict({**compressor.state_dict(), "residual": values})
 
 
+def delta_of(base: Any, result: Any, room: Any) -> int:
+    written = encode_delta(base, result, room, width=1, is_float=False, follow=False)
+    return int(written["size"])
+
+
+ARRAY, FEW = np.ones(NUMEL, np.uint8), np.ones(16, np.uint8)
+ROOM = np.zeros(max_delta_size(NUMEL, 1), np.uint8)
+DELTA = ROOM[: delta_of(ARRAY, ARRAY, ROOM)].copy()
+OF_FEW = ROOM[: delta_of(FEW, FEW, ROOM)].copy()
 FRAME = gradwire.encode(np.ones(NUMEL, np.float32), "raw")
 OUT = np.zeros(2 * len(FRAME), np.uint8)
 
@@ -144,6 +159,16 @@ BYTES: dict[str, Door] = {
         np.ones(NUMEL, np.float32), t
     ),
     "Exchange.receive message": lambda t: exchange(receiving=True).receive(1, t),
+    "encode_delta base": lambda t: delta_of(t, ARRAY, ROOM),
+    "encode_delta result": lambda t: delta_of(ARRAY, t, ROOM),
+    "encode_delta delta": lambda t: delta_of(FEW, FEW, t),
+    "inspect_delta data": inspect_delta,
+    "apply_delta delta": lambda t: apply_delta(t, ARRAY),
+    "apply_delta values": lambda t: apply_delta(DELTA, t),
+    "fold_deltas first": lambda t: fold_deltas(t, OF_FEW, ROOM),
+    "fold_deltas second": lambda t: fold_deltas(OF_FEW, t, ROOM),
+    "fold_deltas folded": lambda t: fold_deltas(OF_FEW, OF_FEW, t),
+    "digest_array array": digest_array,
 }
 
 

@@ -81,9 +81,9 @@ FREED = "reach beyond its memory of [0-9]+ bytes, which was freed"
 NEGATIVE = "the negatives of those in its memory.*resolve_neg"
 STRIDED = "contiguous"
 ANSWERS = {
-    "good": "taken|it does not start with",
-    "good, a part": "taken|it does not start with",
-    "good, the last part": "taken|it does not start with",
+    "good": "taken|it does not start with|a delta begins with",
+    "good, a part": "taken|it does not start with|a delta begins with",
+    "good, the last part": "taken|it does not start with|a delta begins with",
     "fake": NO_MEMORY,
     "fake, behind the beginning": NO_MEMORY,
     "freed": FREED,
