@@ -21,7 +21,13 @@ _RANK = struct.Struct("<I")
 
 
 class Announcements:
-    """The entries of one step, all of one kind and size."""
+    """What some ranks say of a step before their packets: entries of one kind and size.
+
+    A rank that has something to say sends each peer an entry before its first packet, and ranks
+    whose exchange does not bring all together pass on the entries that they got. The result of each
+    rank depends on the values of all, so each entry has come to each rank with the last packet that
+    it needs. A step in which no rank has anything to say has no message and no wait more.
+    """
 
     def __init__(
         self, kind: Kind, size: int, wire: Transport, passes_on: bool, own: bytes | None
@@ -92,8 +98,11 @@ def unpack_places(bits: Bytes, tensors: int) -> list[int]:
 
 
 class Unused:
-    """What a step knows of them. `own`: the places of this rank's unused tensors among those of the
-    bucket."""
+    """Which tensors of a step's bucket no rank has a gradient of.
+
+    Zeros stand in a bucket where a rank has no gradient. So that all ranks tell zeros from nothing,
+    a rank announces its unused tensors. `own`: their places among those of the bucket.
+    """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self.own = sorted(own)
@@ -232,7 +241,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Alike:
-    """What this rank had in the last step."""
+    """A text that must be equal on all ranks in each step, such as the options of an optimizer.
+
+    A rank whose text has changed since the last step announces its digest, so a step without a
+    change costs nothing. If all ranks announced the same, or nobody anything, the texts are equal;
+    otherwise all ranks compare them.
+    """
 
     def __init__(self) -> None:
         self._text = ""
