@@ -25,6 +25,7 @@ another number of ranks, and says what is owed to a parameter.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import operator
 import os
@@ -109,6 +110,16 @@ def take_residuals(exchange: Exchange, names: Collection[str]) -> list[Residual]
     for residual in taken:
         exchange.import_residual(*residual._replace(values=-residual.values))
     return taken
+
+
+@contextlib.contextmanager
+def held_back(exchange: Exchange, names: Collection[str]) -> Iterator[None]:
+    """Inside, the exchange has no residuals of the tensors with these names: nothing that is owed
+    to them is sent."""
+    owed = take_residuals(exchange, names)
+    yield
+    for residual in owed:
+        exchange.import_residual(*residual)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class ServerPart:
     def names(self) -> list[str]:
         return list(self._places)
 
+    def names_at(self, places: Collection[int]) -> set[str]:
+        """The names of the tensors at these places among all."""
+        names = self.names
+        return {names[place] for place in places}
+
     def numel(self, server: int) -> int:
         """Values of a server's tensors."""
         return sum(place.values.numel() for place in self._of_server[server])
@@ -140,13 +145,12 @@ class ServerPart:
                 self._edited.append(name)
 
     def step_replica(
-        self, optimizer: Optimizer, servers: Sequence[int], unused: Collection[int]
+        self, optimizer: Optimizer, servers: Sequence[int], unused: Collection[str]
     ) -> None:
         """Steps the tensors of these servers by the averages in the bucket, which become their
-        gradients, as with DDP. unused: the places of tensors that no worker has a gradient of."""
-        lacking = {self.names[place] for place in unused}
+        gradients, as with DDP. unused: the names of tensors that no worker has a gradient of."""
         places = [place for server in servers for place in self._of_server[server]]
-        places = [place for place in places if place.name not in lacking]
+        places = [place for place in places if place.name not in unused]
         with ordinary_tensors():
             for _, tensor, values in places:
                 if tensor.grad is None:

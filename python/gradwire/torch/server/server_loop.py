@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
-from gradwire.torch.checkpoint import Residual, take_residuals
+from gradwire.torch.checkpoint import Residual, held_back
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.members.places import Places
 from gradwire.torch.network.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
@@ -25,7 +25,6 @@ from gradwire.torch.server.group_options import (
     read_options,
     read_version,
     unused_message,
-    unused_size,
     version_message,
 )
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
@@ -127,8 +126,7 @@ class Serving(Side[ServerSide]):
 
         residuals: what the workers' own models lack of this one. They have these models, saved at
         this version, and get none."""
-        most = max(unused_size(len(part.names)) for part in self.parts.values())
-        limits = {Kind.OPTIONS: TEXT_BYTES, Kind.UNUSED: most, Kind.LEAVE: 0}
+        limits = {Kind.OPTIONS: TEXT_BYTES, Kind.UNUSED: self._most_unused, Kind.LEAVE: 0}
         if self._buffers is not None:
             limits[Kind.BUFFERS] = self._buffers.nbytes
         if self._places is not None:
@@ -178,7 +176,7 @@ class Serving(Side[ServerSide]):
         options = self._options.choose(exchange.version, exchange.pushed)
         unused = self._unused[number].everywhere(exchange.version, exchange.pushed)
         part = self.parts[number]
-        part.step(self._optimizer, options, {part.names[place] for place in unused})
+        part.step(self._optimizer, options, part.names_at(unused))
 
     def _unused_with(self, number: int, worker: int) -> list[int]:
         """With pulls="gradients", when the push of `worker` ends a version: the places of the
@@ -255,16 +253,14 @@ class Serving(Side[ServerSide]):
         self._flush(message.peer, self._keep_sends)
         if message.peer in self._excused:
             return  # versions are made without it, from now on
-        names = self.parts[number].names
+        part = self.parts[number]
         unused = self._unused_with(number, message.peer)
         if unused:
-            said = unused_message(exchange.version, unused, len(names))
+            said = unused_message(exchange.version, unused, len(part.names))
             self._send((worker, Kind.UNUSED, said, number) for worker in self.peers)
         # What is owed to these waits for a version that has a gradient.
-        owed = take_residuals(exchange, {names[place] for place in unused})
-        exchange.receive(message.peer, message.payload)
-        for residual in owed:
-            exchange.import_residual(*residual)
+        with held_back(exchange, part.names_at(unused)):
+            exchange.receive(message.peer, message.payload)
         self._send_all(number)
         if not exchange.done:  # if done, `run` does this after the replica has followed
             self._help_those_behind(number)

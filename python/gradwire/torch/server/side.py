@@ -12,6 +12,7 @@ import torch
 from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch import checkpoint
 from gradwire.torch.network.transport import Kind, Limits
+from gradwire.torch.server.group_options import unused_size
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
 
@@ -38,6 +39,11 @@ class Side(Generic[Exchange]):
         self.link = link
         packet = max((e.max_message_size for e in self.exchanges.values()), default=0)
         link.listen(self.peers, {Kind.PACKET: packet, **limits})
+
+    @property
+    def _most_unused(self) -> int:
+        """The most bytes of a message with the tensors that have no gradient."""
+        return max(unused_size(len(part.names)) for part in self.parts.values())
 
     def _note_non_finite(self, number: int, version: int) -> None:
         """Called when a version of a part is known to be finite or not."""

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
-from gradwire.torch.checkpoint import take_residuals
+from gradwire.torch.checkpoint import held_back
 from gradwire.torch.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.network.transport import TEXT_BYTES, Kind, LostError
 from gradwire.torch.parameters import Options
@@ -23,7 +23,6 @@ from gradwire.torch.server.group_options import (
     read_unused,
     read_version,
     unused_message,
-    unused_size,
     version_message,
 )
 from gradwire.torch.server.model_parts import ServerPart
@@ -61,7 +60,7 @@ class Working(Side[WorkerSide]):
         self._rank = rank
         self._optimizer = optimizer
         self._averaged: list[int] = []  # servers whose averages are in the bucket
-        self._unused: set[int] = set()  # places of tensors that no worker has a gradient of
+        self._unused: set[str] = set()  # tensors that no worker has a gradient of
         self._buffers = buffers
         self._own_buffers = buffers if buffers is not None and buffers.sender == rank else None
         self.peers = servers
@@ -140,7 +139,7 @@ class Working(Side[WorkerSide]):
         model = max(part.max_model_size for part in self.parts.values())
         limits = {Kind.MODEL: model, Kind.CATCH_UP: model, Kind.OPTIONS: TEXT_BYTES}
         if self._optimizer is not None:
-            limits[Kind.UNUSED] = max(unused_size(len(part.names)) for part in self.parts.values())
+            limits[Kind.UNUSED] = self._most_unused
         if self._buffers is not None:
             limits[Kind.BUFFERS] = self._buffers.nbytes
         self._listen(link, {**limits, Kind.OVER: 0, Kind.EXPELLED: 0})
@@ -188,10 +187,8 @@ class Working(Side[WorkerSide]):
             for server in exchange.servers:
                 self.link.send(server, Kind.UNUSED, message, number)
         # What is owed to these waits for a step that has a gradient.
-        owed = take_residuals(exchange, {part.names[place] for place in unused})
-        exchange.start(part.bucket, step)
-        for residual in owed:
-            exchange.import_residual(*residual)
+        with held_back(exchange, part.names_at(unused)):
+            exchange.start(part.bucket, step)
         self._send_all(number)
 
     def _send_all(self, number: int) -> None:
@@ -278,7 +275,8 @@ class Working(Side[WorkerSide]):
             self.exchanges[number].catch_up(message.peer, version)
         elif message.kind is Kind.UNUSED and number in self.parts:
             with self.link.reading(message):
-                _, self._unused = read_unused(message.payload, len(self.parts[number].names))
+                _, places = read_unused(message.payload, len(self.parts[number].names))
+            self._unused = self.parts[number].names_at(places)
         elif message.kind is Kind.PACKET and number in self.parts:
             exchange = self.exchanges[number]
             exchange.receive(message.peer, message.payload)
