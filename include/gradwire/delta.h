@@ -12,7 +12,7 @@
 namespace gradwire {
 
 // A delta leads from one array of elements to another of the same length, exactly, whatever their
-// bits (spec/format.md, Deltas). It is small where few elements change, or change by little: in the
+// bits (spec/format.md, Delta). It is small where few elements change, or change by little: in the
 // weights of a model in bfloat16, an optimizer's step changes 1 to 10 % of the elements, most by
 // one unit in the last place.
 

@@ -1,4 +1,4 @@
-// Deltas of arrays, for gradwire.weights.
+// Deltas of arrays (gradwire/delta.h).
 
 #include <optional>
 #include <span>

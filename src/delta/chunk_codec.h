@@ -1,6 +1,6 @@
 #pragma once
 
-// One chunk of a delta: at most kDeltaChunk elements, coded alone (spec/format.md, Deltas).
+// One chunk of a delta: at most kDeltaChunk elements, coded alone (spec/format.md, Delta).
 
 #include <cstddef>
 #include <cstdint>

@@ -439,10 +439,6 @@ def local_steps(case: Replicas) -> tuple[list[float], dict[str, np.ndarray], byt
     return losses, whole, saved, report
 
 
-def local_steps_each(cases: list[Replicas]) -> list[Any]:
-    return [local_steps(case) for case in cases]
-
-
 def misuse_of_local_steps() -> dict[str, str]:
     def wrap(model: Any, **options: Any) -> str:
         adamw = torch.optim.AdamW(model.parameters())

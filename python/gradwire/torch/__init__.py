@@ -105,7 +105,8 @@ def __getattr__(name: str) -> Any:
         return import_module(_MODULES[name])
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(home), name)
+            found = globals()[name] = getattr(import_module(home), name)
+            return found
     raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}")
 
 

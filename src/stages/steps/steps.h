@@ -1,7 +1,7 @@
 #pragma once
 
 // The step of an element: how many places it moved in the order of its values (spec/format.md,
-// Deltas). A float moves by units in the last place (ulps), from the negative NaNs over -0 and +0
+// Delta). A float moves by units in the last place (ulps), from the negative NaNs over -0 and +0
 // to the positive NaNs; an integer by 1. Steps wrap around, so any bits lead to any other.
 
 #include <concepts>

@@ -1,4 +1,5 @@
-"""A store whose records show that a process with the job key wrote them, and their proofs.
+"""The store where ranks meet: records that show that a process with the job key wrote them, the
+proofs of ranks that connect, and a store of this process's own.
 
 A record is a message authentication code of the key's name and the value, and then the value. What
 has no valid code counts as absent, so a stranger who can reach the store can write no record. (He

@@ -1,4 +1,4 @@
-"""Calls of a store that may be on a machine that is gone or stopped."""
+"""Threads that may wait for another machine: for messages, and for a store that may be gone."""
 
 from __future__ import annotations
 
