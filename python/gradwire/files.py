@@ -52,7 +52,7 @@ def replace_file(target: Path, durable: bool = False) -> Iterator[OutputFile]:
             with target.open("wb") as device:
                 yield OutputFile(device)
         else:
-            with _Termination():
+            with _terminating_late():
                 yield from _replace(Path(os.path.realpath(target)), durable)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
@@ -125,33 +125,30 @@ class _Terminated(BaseException):
     """A signal came that ends the process."""
 
 
-class _Termination:
+@contextmanager
+def _terminating_late() -> Iterator[None]:
     """Lets `finally` run when a signal would end the process in the block; then it does so.
 
     Only in the main thread, and only signals whose action is the default one: others, and SIGKILL,
     leave the temporary file.
     """
+    received: list[int] = []
 
-    def __init__(self) -> None:
-        self._changed: list[int] = []
-        self._received = 0
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may set handlers
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, self._stop)
-                self._changed.append(number)
-
-    def __exit__(self, *_: object) -> None:
-        for number in self._changed:
-            signal.signal(number, signal.SIG_DFL)
-        if self._received:
-            os.kill(os.getpid(), self._received)
-
-    def _stop(self, number: int, _: FrameType | None) -> None:
-        if not self._received:
-            self._received = number
+    def stop(number: int, _: FrameType | None) -> None:
+        if not received:
+            received.append(number)
             raise _Terminated
+
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may set handlers
+    changed = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            os.kill(os.getpid(), received[0])

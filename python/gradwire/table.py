@@ -88,38 +88,28 @@ class _Column:
     end_of_line: re.Pattern[str]
 
     @cached_property
-    def whole(self) -> int:
-        """The width at which nothing is broken."""
-        return max(_width(self.title), self._widest)
-
-    @cached_property
-    def below_title(self) -> int:
-        """The width at which only the title is broken."""
-        return max(_longest(_IN_TITLE.split(self.title)), self._widest)
-
-    @cached_property
-    def least(self) -> int:
-        if not self.is_text:
-            return self.below_title
+    def widths(self) -> list[int]:
+        """Those at which nothing is broken, the title alone, texts too, and codecs in any column.
+        Numbers are not broken."""
+        widest = _longest(self.cells)
         title = _longest(_IN_TITLE.split(self.title))
-        readable = _READABLE if self._widest > 2 * _READABLE else 0
-        return max(title, readable, *(_longest(self.end_of_line.split(c)) for c in self.cells))
-
-    @cached_property
-    def last(self) -> int:
-        """The width at which codecs are broken, whatever the column."""
+        whole, below_title = max(_width(self.title), widest), max(title, widest)
         if not self.is_text:
-            return self.below_title
-        pieces = [_longest(_IN_CODEC.split(cell)) for cell in self.cells]
-        return max([_longest(_IN_TITLE.split(self.title)), *pieces])
+            return [whole, below_title, below_title, below_title]
+        readable = _READABLE if widest > 2 * _READABLE else 0
+        in_texts, in_codecs = (
+            _longest(piece for cell in self.cells for piece in places.split(cell))
+            for places in (self.end_of_line, _IN_CODEC)
+        )
+        return [whole, below_title, max(title, readable, in_texts), max(title, in_codecs)]
+
+    @property
+    def least(self) -> int:
+        return self.widths[2]
 
     def lines(self, row: int, width: int) -> list[str]:
         places = self.end_of_line if width >= self.least else _IN_CODEC
         return _break(self.cells[row], places, width)
-
-    @cached_property
-    def _widest(self) -> int:
-        return _longest(self.cells)
 
 
 def _room(columns: Sequence[_Column], width: int) -> int:
@@ -128,12 +118,9 @@ def _room(columns: Sequence[_Column], width: int) -> int:
 
 def _allot(columns: Sequence[_Column], width: int) -> list[int]:
     """The width of each column. Titles are broken before texts are."""
-    widths = [column.whole for column in columns]
-    for least in (
-        [column.below_title for column in columns],
-        [column.least for column in columns],
-        [column.last for column in columns],
-    ):
+    whole, *narrower = zip(*(column.widths for column in columns), strict=True)
+    widths = list(whole)
+    for least in narrower:
         while sum(widths) > _room(columns, width):
             loose = [i for i in range(len(widths)) if widths[i] > least[i]]
             if not loose:

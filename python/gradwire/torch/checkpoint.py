@@ -93,20 +93,17 @@ def _clean(entry: Any) -> Any:
     return [_clean(value) for value in entry] if isinstance(entry, list) else entry
 
 
-def residuals_in(exchange: Exchange) -> list[Residual]:
-    return [Residual(**entry) for entry in exchange.export_residuals()]
-
-
-def residuals_of_tensors(exchange: Exchange, names: Collection[str]) -> list[Residual]:
-    """Those of the tensors with these names."""
-    if not names:
-        return []  # residuals_in copies all residuals
-    return [residual for residual in residuals_in(exchange) if residual.name in names]
+def residuals_in(exchange: Exchange, names: Collection[str] | None = None) -> list[Residual]:
+    """Those of the tensors with these names; None: of all."""
+    if names is not None and not names:
+        return []  # the export copies all residuals
+    found = [Residual(**entry) for entry in exchange.export_residuals()]
+    return found if names is None else [residual for residual in found if residual.name in names]
 
 
 def take_residuals(exchange: Exchange, names: Collection[str]) -> list[Residual]:
     """Takes those of the tensors with these names out of the exchange."""
-    taken = residuals_of_tensors(exchange, names)
+    taken = residuals_in(exchange, names)
     for residual in taken:
         exchange.import_residual(*residual._replace(values=-residual.values))
     return taken
@@ -314,12 +311,7 @@ class MemoryOrder:
         shape, strides = tensor.shape, tensor.stride()
         rows = MemoryOrder.of(shape, range(len(shape)))
         found = MemoryOrder.of(shape, sorted(rows.dims, key=lambda dim: -strides[dim]))
-        filled = 1
-        for dim in reversed(found.dims):
-            if shape[dim] > 1 and strides[dim] != filled:
-                return rows
-            filled *= shape[dim]
-        return found
+        return found if tensor.permute(found.dims).is_contiguous() else rows
 
     @property
     def is_row_major(self) -> bool:
@@ -343,23 +335,14 @@ class MemoryOrder:
 Orders = Mapping[str, MemoryOrder]  # of the tensors that are not row-major, by their names
 
 
-def to_rows(residuals: Iterable[Residual], orders: Orders) -> list[Residual]:
-    """Residuals of an exchange whose bucket has these orders. Consecutive values of a tensor in
-    another order are none among its rows, so its residuals become whole tensors, with zeros where
-    there is none."""
-    return list(_reordered(residuals, orders, MemoryOrder.to_rows))
-
-
-def from_rows(residuals: Iterable[Residual], orders: Orders) -> list[Residual]:
-    """The reverse of `to_rows`."""
-    return list(_reordered(residuals, orders, MemoryOrder.from_rows))
-
-
-def _reordered(
+def reordered(
     residuals: Iterable[Residual],
     orders: Orders,
     reorder: Callable[[MemoryOrder, Values], Values],
 ) -> Iterator[Residual]:
+    """Residuals of an exchange whose bucket has these orders, to or from rows. Consecutive values
+    of a tensor in another order are none among its rows, so its residuals become whole tensors,
+    with zeros where there is none."""
     whole: dict[tuple[str, str], Values] = {}
     for residual in residuals:
         order = orders.get(residual.name)

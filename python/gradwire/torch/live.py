@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from gradwire.torch.stats import StepCounters, Totals, bits
+from gradwire.torch.stats import StepCounters, Totals
 
 PREFIX = "gradwire/"
 
@@ -81,12 +81,12 @@ class LiveScalars:
 def scalars_of(step: StepCounters, totals: Totals) -> dict[str, float | None]:
     """What everything with a session tells."""
     return {
-        "push_bits": bits(step.push_bytes, step.values_pushed),
-        "pull_bits": bits(step.pull_packet_bytes, step.values_pulled),
+        "push_bits": step.bits_per_value_push,
+        "pull_bits": step.bits_per_value_pull,
         **{name: getattr(step, name) for name in _OF_STEP},
         "sent_bytes_total": totals.sent_bytes,
         "skipped_steps_total": totals.skipped_steps,
-        "ratio": totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
+        "ratio": totals.ratio,
         "error_norm": totals.error_norm,
     }
 

@@ -14,9 +14,10 @@ and they leave out helper threads (`threads` above 1).
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from gradwire._core import Layout
@@ -99,11 +100,19 @@ class StepCounters:
         for name in counted.keys() & _SUMMED:
             setattr(self, name, getattr(self, name) + counted[name])
 
+    @property
+    def bits_per_value_push(self) -> float | None:
+        return bits(self.push_bytes, self.values_pushed)
+
+    @property
+    def bits_per_value_pull(self) -> float | None:
+        return bits(self.pull_packet_bytes, self.values_pulled)
+
     def summary(self) -> dict[str, Any]:
         """Bytes, bits a value (None: no value) and timings."""
         return {name: getattr(self, name) for name in _IN_SUMMARY} | {
-            "push_bits_per_value": bits(self.push_bytes, self.values_pushed),
-            "pull_bits_per_value": bits(self.pull_packet_bytes, self.values_pulled),
+            "push_bits_per_value": self.bits_per_value_push,
+            "pull_bits_per_value": self.bits_per_value_pull,
             "buckets": list(self.buckets),
         }
 
@@ -142,6 +151,18 @@ class Totals(StepCounters):
         return self.push_bytes + self.pull_bytes + self.control_bytes
 
     @property
+    def ratio(self) -> float | None:
+        return self.raw_bytes / self.sent_bytes if self.raw_bytes else None
+
+    @property
+    def compressed_bits_push(self) -> float | None:
+        return bits(self.push_payload_bytes, self.values_pushed_compressed)
+
+    @property
+    def compressed_bits_pull(self) -> float | None:
+        return bits(self.pull_payload_bytes, self.values_pulled_compressed)
+
+    @property
     def error_norm(self) -> float | None:
         samples = self.error_norm_samples
         return self.error_norm_sum / samples if samples else None
@@ -175,17 +196,10 @@ class ChosenCodec:
 
     @staticmethod
     def of(chooser: Chooser, direction: str) -> tuple[ChosenCodec, ...]:
+        goal, decisions = chooser.goal.text, chooser.decisions
         return tuple(
-            ChosenCodec(
-                goal=chooser.goal.text,
-                direction=direction,
-                tensor=tensor.name,
-                codec=tensor.codec,
-                bits=tensor.bits,
-                error=tensor.error,
-                decisions=chooser.decisions,
-            )
-            for tensor in chooser.tensors.values()
+            ChosenCodec(goal, direction, t.name, t.codec, t.bits, t.error, decisions)
+            for t in chooser.tensors.values()
         )
 
 
@@ -203,14 +217,8 @@ class TensorTraffic:
     pull_payload_bytes: int
 
     def __add__(self, other: TensorTraffic) -> TensorTraffic:
-        return TensorTraffic(
-            self.name,
-            self.numel,
-            self.values_pushed + other.values_pushed,
-            self.push_payload_bytes + other.push_payload_bytes,
-            self.values_pulled + other.values_pulled,
-            self.pull_payload_bytes + other.pull_payload_bytes,
-        )
+        (name, numel, *counted), (_, _, *further) = astuple(self), astuple(other)
+        return TensorTraffic(name, numel, *map(operator.add, counted, further))
 
 
 @dataclass(frozen=True)
@@ -256,12 +264,21 @@ class Stats:
         """Notes and a table as text. above: rows before all others. ratio: the text of that row."""
         per_step = 1e3 / self.steps if self.steps else 0.0
         error = "-" if self.error_norm is None else f"{self.error_norm:.4f} of the input"
+        further = []
+        if self.compressed_bits_push is not None or self.compressed_bits_pull is not None:
+            pushed, pulled = _bits(self.compressed_bits_push), _bits(self.compressed_bits_pull)
+            text = f"{pushed} pushed, {pulled} pulled (without headers and raw tensors)"
+            further.append(("compressed", text))
+        if self.local_bytes:
+            further.append(("in machine", f"{self.local_bytes:,} bytes"))
         rows = [
+            *above,
             ("codec", self.codec),
             ("steps", f"{self.steps} ({self.raw_steps} raw, {self.skipped_steps} not finite)"),
             ("values", f"{self.values:,} ({', '.join(self.dtypes) or 'none yet'})"),
             ("pushed", f"{self.push_bytes:,} bytes, {_bits(self.bits_per_value_push)}"),
             ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
+            *further,
             ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
             ("received", f"{self.received_bytes:,} bytes"),
             ("ratio", ratio or times_less(self.ratio)),
@@ -275,15 +292,6 @@ class Stats:
             ),
             ("error norm", error),
         ]
-        further = []
-        if self.compressed_bits_push is not None or self.compressed_bits_pull is not None:
-            pushed, pulled = _bits(self.compressed_bits_push), _bits(self.compressed_bits_pull)
-            text = f"{pushed} pushed, {pulled} pulled (without headers and raw tensors)"
-            further.append(("compressed", text))
-        if self.local_bytes:
-            further.append(("in machine", f"{self.local_bytes:,} bytes"))
-        rows[5:5] = further
-        rows[:0] = above
         return table(rows, self.raw_tensors, self.remarks) + _describe_chosen(self.chosen)
 
     def __str__(self) -> str:
@@ -338,36 +346,12 @@ def _describe_chosen(chosen: Sequence[ChosenCodec]) -> str:
     return "".join(f"\n{line}" for line in lines)
 
 
-def summarize(
-    totals: Totals,
-    *,
-    codec: str,
-    world_size: int,
-    raw_tensors: tuple[RawTensor, ...],
-    chosen: tuple[ChosenCodec, ...] = (),
-    tensors: tuple[TensorTraffic, ...] = (),
-    remarks: tuple[str, ...] = (),
-) -> Stats:
-    """`remarks`: beside those that follow from the counters."""
-    same = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
-    return Stats(
-        **same
-        | {
-            "dtypes": tuple(sorted(totals.dtypes)),
-            "outgrown_residuals": tuple(totals.outgrown_residuals),
-        },
-        codec=codec,
-        world_size=world_size,
-        ratio=totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
-        bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
-        bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
-        compressed_bits_push=bits(totals.push_payload_bytes, totals.values_pushed_compressed),
-        compressed_bits_pull=bits(totals.pull_payload_bytes, totals.values_pulled_compressed),
-        raw_tensors=raw_tensors,
-        remarks=(*_remarks(totals), *remarks),
-        chosen=chosen,
-        tensors=tensors,
-    )
+def summarize(totals: Totals, *, remarks: tuple[str, ...] = (), **told: Any) -> Stats:
+    """remarks: beside those that follow from the counters. told: what these do not tell."""
+    counted = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
+    counted["dtypes"] = tuple(sorted(totals.dtypes))
+    counted["outgrown_residuals"] = tuple(totals.outgrown_residuals)
+    return Stats(**counted, **told, remarks=(*_remarks(totals), *remarks))
 
 
 def bits(num_bytes: float, values: float) -> float | None:

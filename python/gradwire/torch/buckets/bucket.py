@@ -17,14 +17,13 @@ import torch
 
 from gradwire.torch.buckets.auto_codecs import AutoCodecs, Shares
 from gradwire.torch.checkpoint import (
+    MemoryOrder,
     Orders,
     Residual,
     StateDict,
-    from_rows,
+    reordered,
     residuals_in,
-    residuals_of_tensors,
     take_residuals,
-    to_rows,
 )
 from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.errors import ResidualDroppedWarning
@@ -127,7 +126,7 @@ class Bucket:
         unused = job.unused
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
-        before = residuals_of_tensors(self.exchange, self._names(unused.own))
+        before = residuals_in(self.exchange, self._names(unused.own))
         said = [unused.begin(wire, len(self.tensors), self._passes_on)]
         if alike is not None:
             said.append(alike.begin(job.alike, wire, self._passes_on))
@@ -193,7 +192,8 @@ class Bucket:
 
     def residuals(self) -> list[Residual]:
         """All of this rank, row-major."""
-        return to_rows(residuals_in(self.exchange), self._orders)
+        kept = residuals_in(self.exchange)
+        return list(reordered(kept, self._orders, MemoryOrder.to_rows))
 
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over the residuals that another exchange kept for these tensors, and this rank's
@@ -201,7 +201,8 @@ class Bucket:
         if not residuals:
             return  # residuals_in copies all residuals
         held = residuals_in(self.exchange)
-        for residual in self._shares.take(from_rows(residuals, self._orders), held):
+        in_memory = list(reordered(residuals, self._orders, MemoryOrder.from_rows))
+        for residual in self._shares.take(in_memory, held):
             self.exchange.import_residual(*residual)
         for residual in residuals:
             if self._shares.drop(residual, held):
