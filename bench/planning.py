@@ -37,7 +37,7 @@ import numpy as np
 from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.plan.cluster import Cluster
-from gradwire_lab.plan.meters import ByteMeter
+from gradwire_lab.plan.meters import measure_bytes
 from gradwire_lab.plan.predict import DDP, LayerBucket, cut_buckets, predict
 from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
 from gradwire_lab.plan.simulate import simulate
@@ -159,10 +159,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
     join(rank, settings.workers + kind.servers)
     found: Any
     if arguments.values:
-        meter = ByteMeter(arguments.values)
-        for _ in range(arguments.rounds):
-            meter.measure()
-        found = meter.close()
+        found = measure_bytes(arguments.values, arguments.rounds)
     else:
         found = measure(settings, kind, rank, arguments.rounds)
     torch.save(found, arguments.result)
@@ -180,7 +177,7 @@ def compare(
     ranks: list[dict[str, Any]],
     of_bytes: list[tuple[float, float]],
 ) -> list[dict[str, Any]]:
-    """A row for each way but ALONE. of_bytes: of each rank, what ByteMeter measured."""
+    """A row for each way but ALONE. of_bytes: of each rank, what measure_bytes found."""
     profile = profile_of_ranks(model, ranks, of_bytes)
     buckets = cut_buckets(profile)
     exchange = AVERAGING if kind.servers else SHARDED

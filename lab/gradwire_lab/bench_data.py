@@ -77,7 +77,7 @@ def _load(path: Path) -> BenchData:
     content = read_tensor_file(path)
     dtypes = FRAME_DTYPES[content.kind]
     tensors = [t for t in content.tensors if t.dtype in dtypes]
-    scaled = [_scale(widen(values_of(t, dtypes[t.dtype]))) for t in tensors if t.data]
+    scaled = [scale(widen(values_of(t, dtypes[t.dtype]))) for t in tensors if t.data]
     if not scaled:
         raise TensorFileError(f"{path}: no float32, float16 or bfloat16 values in it")
     period = np.concatenate(scaled)
@@ -92,7 +92,7 @@ def _load(path: Path) -> BenchData:
     )
 
 
-def _scale(values: Floats) -> Floats:
+def scale(values: Floats) -> Floats:
     """Divides by the largest magnitude, unless it is 0 or not finite.
 
     In training each tensor has its own scale, but a benchmark's long tensor has a single scale.

@@ -14,28 +14,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count, cycle
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 import gradwire
 from gradwire.machine import describe_build, describe_machine, load_average
+from gradwire.torch.parameters import named_parameters
+from gradwire_lab.bench_data import scale
+from gradwire_lab.plan.meters import MessageMeter, measure_bytes
 from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
+from gradwire_lab.plan.recorder import Marks, StepRecorder, profile_of, without_exchange
+from gradwire_lab.train import data, models
 from gradwire_lab.train.settings import TrainSettings
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from gradwire_lab.plan.meters import MessageMeter
-    from gradwire_lab.plan.recorder import Marks
+from gradwire_lab.train.strategies import local_optimizer
+from gradwire_lab.train.strategy import Strategy
 
 Gradients = dict[str, NDArray[np.float32]]
 
@@ -48,14 +50,8 @@ _TRANSPORT_ROUNDS = 12
 _PATIENCE = timedelta(minutes=10)
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
 
-
-@dataclass(frozen=True)
-class _Measured:
-    """By one process. steps, codecs: empty where it only exchanges messages."""
-
-    steps: list[Marks]
-    codecs: dict[str, CodecSpeed]
-    transport: MessageCosts
+# What a process measured; no steps and codecs where it only exchanges messages.
+Measured = tuple[list[Marks], dict[str, CodecSpeed], MessageCosts]
 
 
 def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) -> Profile:
@@ -63,28 +59,18 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
 
     Raises TrainError (no data), GradwireError (an unknown codec).
     """
-    from gradwire_lab.plan.recorder import profile_of
-    from gradwire_lab.train import data, models
-
     processes, load = max(2, settings.workers), load_average()
     images = data.load(settings.data, settings.data_dir)  # here, so that an error is seen once
     for codec in codecs:
         gradwire.max_encoded_size(codec, 0)
-    with tempfile.TemporaryDirectory() as folder, _environment():
-        store = str(Path(folder) / "store")
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            waiting = [
-                pool.submit(_work, settings, rank, processes, store, tuple(codecs), steps)
-                for rank in range(processes)
-            ]
-            measured = [work.result() for work in waiting]
-    workers = measured[: settings.workers]
     model = models.build(settings.model, *images.shape, seed=0, width=settings.width, dropout=0.0)
-    profile = profile_of(settings.model, model, [worker.steps for worker in workers])
+    values = models.parameter_count(model)
+    measured = _run_together(processes, _work, settings, codecs, steps, values)
+    marks, speeds, costs = zip(*measured, strict=True)
     return replace(
-        profile,
-        codecs={codec: _mean([worker.codecs[codec] for worker in workers]) for codec in codecs},
-        transport=_mean([process.transport for process in measured]),
+        profile_of(settings.model, model, marks[: settings.workers]),
+        codecs={c: _mean([speed[c] for speed in speeds[: settings.workers]]) for c in codecs},
+        transport=_mean(costs),
         how={
             "machine": describe_machine(),
             "load_average": load,  # of other work, before
@@ -98,13 +84,7 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
 
 def measure_transport(processes: int, values: int) -> MessageCosts:
     """Measures messages between processes that compute nothing, and bytes of so many values."""
-    with tempfile.TemporaryDirectory() as folder, _environment():
-        store = str(Path(folder) / "store")
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            waiting = [
-                pool.submit(_exchange, rank, processes, store, values) for rank in range(processes)
-            ]
-            return cast(MessageCosts, _mean([work.result() for work in waiting]))
+    return cast(MessageCosts, _mean(_run_together(processes, _exchange, values)))
 
 
 def _mean(measured: Sequence[Any]) -> Any:
@@ -113,111 +93,48 @@ def _mean(measured: Sequence[Any]) -> Any:
     return type(measured[0])(**{name: fmean(vars(m)[name] for m in measured) for name in fields})
 
 
+def _run_together(processes: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `work` returns in each of the processes, which are a process group."""
+    with tempfile.TemporaryDirectory() as folder, _environment():
+        store = (Path(folder) / "store").as_uri()
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            waiting = [
+                pool.submit(_join, store, rank, processes, work, *arguments)
+                for rank in range(processes)
+            ]
+            return [one.result() for one in waiting]
+
+
 @contextmanager
 def _environment() -> Iterator[None]:
     """Variables that the processes must have before they import PyTorch."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
+    before = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    os.environ |= _ENVIRONMENT
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _ENVIRONMENT:
+            del os.environ[name]
+        os.environ |= before
 
 
-def _work(
-    settings: TrainSettings,
-    rank: int,
-    processes: int,
-    store: str,
-    codecs: tuple[str, ...],
-    steps: int,
-) -> _Measured:
-    """One of the processes; the first settings.workers of them compute."""
-    import torch
-    import torch.distributed as dist
-
-    from gradwire_lab.plan.meters import MessageMeter
-
-    _join(rank, processes, store)
-    workers = dist.new_group(list(range(settings.workers)))
-    messages = MessageMeter()
-    marks: list[Marks] = []
-    speeds: dict[str, CodecSpeed] = {}
-    values = torch.zeros(1, dtype=torch.int64)
-    if rank < settings.workers:
-        marks, gradients = _compute(settings, rank, steps, workers, messages)
-        for codec in codecs:
-            dist.barrier(workers)
-            speeds[codec] = measure_codec(codec, gradients, workers)
-        values[0] = sum(gradient.size for gradient in gradients[0].values())
-    else:
-        for _ in range(_TRANSPORT_ROUNDS):
-            messages.measure(None)
-    dist.broadcast(values, 0)
-    return _Measured(marks, speeds, _close(messages, int(values)))
-
-
-def _exchange(rank: int, processes: int, store: str, values: int) -> MessageCosts:
-    """One of the processes of which none computes."""
-    from gradwire_lab.plan.meters import MessageMeter
-
-    _join(rank, processes, store)
-    messages = MessageMeter()
-    for _ in range(_TRANSPORT_ROUNDS):
-        messages.measure(None)
-    return _close(messages, values)
-
-
-def _join(rank: int, processes: int, store: str) -> None:
-    import torch
-    import torch.distributed as dist
-
+def _join(
+    store: str, rank: int, processes: int, work: Callable[..., Any], *arguments: Any
+) -> object:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=processes,
-        timeout=_PATIENCE,
+        "gloo", init_method=store, rank=rank, world_size=processes, timeout=_PATIENCE
     )
-
-
-def _close(messages: MessageMeter, values: int) -> MessageCosts:
-    """Measures bytes, and leaves the process group."""
-    import torch.distributed as dist
-
-    from gradwire_lab.plan.meters import ByteMeter
-
-    of_bytes = ByteMeter(values)
-    for _ in range(_TRANSPORT_ROUNDS):
-        of_bytes.measure()
-    message_seconds, allreduce_seconds = messages.close()
-    byte_seconds, allreduce_byte_seconds = of_bytes.close()
+    result = work(*arguments)
     dist.destroy_process_group()
-    return MessageCosts(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
+    return result
 
 
-def _compute(
-    settings: TrainSettings,
-    rank: int,
-    steps: int,
-    workers: dist.ProcessGroup,
-    messages: MessageMeter,
-) -> tuple[list[Marks], list[Gradients]]:
-    """Steps of DDP that exchange nothing; the last of them keep their gradients. Then some with
-    messages."""
-    import torch
-    import torch.distributed as dist
-
-    from gradwire_lab.plan.recorder import StepRecorder, without_exchange
-    from gradwire_lab.train import data, models
-    from gradwire_lab.train.strategies import local_optimizer
-    from gradwire_lab.train.strategy import Strategy
-
+def _work(settings: TrainSettings, codecs: Sequence[str], steps: int, values: int) -> Measured:
+    """One of the processes; the first settings.workers of them compute."""
+    workers, rank = dist.new_group(list(range(settings.workers))), dist.get_rank()
+    if rank >= settings.workers:
+        return [], {}, _exchange(values)
     images = data.load(settings.data, settings.data_dir)
     model = models.build(
         settings.model,
@@ -226,6 +143,7 @@ def _compute(
         width=settings.width,
         dropout=settings.dropout,
     )
+    messages = MessageMeter()
     optimizer = local_optimizer(model, settings)
     forward = without_exchange(model, workers, messages.begin)
     strategy = Strategy(model, optimizer, forward=forward, clip=settings.clip)
@@ -247,13 +165,30 @@ def _compute(
                 gradients.append(gradients_of(model))
     for _ in range(_TRANSPORT_ROUNDS):
         messages.measure(take_step)
-    return recorder.steps, gradients
+    speeds = {}
+    for codec in codecs:
+        dist.barrier(workers)
+        speeds[codec] = measure_codec(codec, gradients, workers)
+    return recorder.steps, speeds, _costs(messages, values)
+
+
+def _exchange(values: int) -> MessageCosts:
+    """One of the processes that computes nothing."""
+    messages = MessageMeter()
+    for _ in range(_TRANSPORT_ROUNDS):
+        messages.measure(None)
+    return _costs(messages, values)
+
+
+def _costs(messages: MessageMeter, values: int) -> MessageCosts:
+    """Measures bytes, too."""
+    byte_seconds, allreduce_byte_seconds = measure_bytes(values, _TRANSPORT_ROUNDS)
+    message_seconds, allreduce_seconds = messages.close()
+    return MessageCosts(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
 
 
 def gradients_of(model: torch.nn.Module) -> Gradients:
     """Copies."""
-    from gradwire.torch.parameters import named_parameters
-
     return {
         name: parameter.grad.detach().numpy().copy()
         for name, parameter in named_parameters(model)
@@ -279,8 +214,9 @@ def measure_codec(
         pulled.append(_payload_bytes(_encode(pulls, averages, number)))
     later = slice(_RESIDUAL_STEPS // 2, None)
     total = sum(values.size for values in steps[0])
-    # One array, so that Python's part of a call does not count.
-    flat = [np.concatenate([_scale(values) for values in step]) for step in steps]
+    # One array, so that Python's part of a call does not count. One scale fits it whole, as each
+    # tensor's would fit the tensor.
+    flat = [np.concatenate([scale(values) for values in step]) for step in steps]
     compressor = gradwire.Compressor(codec, total)
     out = np.zeros(compressor.max_encoded_size, np.uint8)
     inputs = cycle(flat)
@@ -304,21 +240,12 @@ def _encode(
 
 def _average(values: NDArray[np.float32], workers: dist.ProcessGroup) -> NDArray[np.float32]:
     """The average over all workers."""
-    import torch
-    import torch.distributed as dist
-
     dist.all_reduce(torch.from_numpy(values), group=workers)
     return values / np.float32(workers.size())
 
 
 def _payload_bytes(frames: Sequence[bytes]) -> int:
     return sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames)
-
-
-def _scale(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """One scale fits the whole array, as each tensor's would fit it."""
-    largest = np.abs(values).max()
-    return values / largest if np.isfinite(largest) and largest > 0 else values
 
 
 def _time(call: Callable[[], object]) -> float:

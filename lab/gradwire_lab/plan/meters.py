@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -73,46 +75,37 @@ class MessageMeter:
             future.wait()
 
 
-class ByteMeter:
+def measure_bytes(values: int, rounds: int) -> tuple[float, float]:
     """Measures what the bytes of an exchange of the hook and of an all-reduce cost beside bandwidth
-    and codec.
+    and codec: MessageCosts.byte_seconds and allreduce_byte_seconds.
 
-    Needs an initialised process group, of which all ranks make it, and call `measure` together.
+    Needs an initialised process group, of which all ranks call it together.
     """
+    buckets, steps = (torch.zeros(1), torch.zeros(values)), count(1)
+    session = Session(ExchangeSettings(codec="raw"))
 
-    def __init__(self, values: int) -> None:
-        self._workers = dist.get_world_size()
-        self._buckets = torch.zeros(1), torch.zeros(values)
-        self._session = Session(ExchangeSettings(codec="raw"))
-        self._step = 0
-        self._hook: tuple[list[float], ...] = [], []  # seconds, of each bucket
-        self._reduce: tuple[list[float], ...] = [], []
-        self.measure()  # connections, memory
-        for times in (*self._hook, *self._reduce):
-            times.clear()
+    def exchange(index: int) -> None:
+        session.submit(_job(next(steps), buckets[index], index)).result()
 
-    def measure(self) -> None:
-        """One exchange and one all-reduce of each bucket."""
-        for index, bucket in enumerate(self._buckets):
-            self._hook[index].append(_time_together(partial(self._exchange, index, bucket)))
-            self._reduce[index].append(_time_together(partial(dist.all_reduce, bucket)))
+    def reduce(index: int) -> None:
+        dist.all_reduce(buckets[index])
 
-    def close(self) -> tuple[float, float]:
-        """MessageCosts.byte_seconds and allreduce_byte_seconds."""
-        self._session.close()
-        numel = self._buckets[1].numel()
-        cluster, volume = Cluster(self._workers, None), Volume(numel, 4 * numel, 4 * numel)
-        hook, reduce = (
-            max(0.0, median(large) - median(small)) for small, large in (self._hook, self._reduce)
-        )
-        return (
-            hook / sharded(volume, cluster).rank_bytes,
-            reduce / allreduce(volume, cluster).rank_bytes,
-        )
+    seconds: dict[tuple[Callable[[int], None], int], list[float]] = defaultdict(list)
+    for _ in range(1 + rounds):  # the first makes connections and takes memory
+        for index in range(len(buckets)):
+            for way in (exchange, reduce):
+                seconds[way, index].append(_time_together(partial(way, index)))
+    session.close()
 
-    def _exchange(self, index: int, bucket: torch.Tensor) -> None:
-        self._step += 1
-        self._session.submit(_job(self._step, bucket, index)).result()
+    def seconds_of_bytes(way: Callable[[int], None]) -> float:
+        small, large = (median(seconds[way, index][1:]) for index in range(len(buckets)))
+        return max(0.0, large - small)
+
+    cluster, volume = Cluster(dist.get_world_size(), None), Volume(values, 4 * values, 4 * values)
+    return (
+        seconds_of_bytes(exchange) / sharded(volume, cluster).rank_bytes,
+        seconds_of_bytes(reduce) / allreduce(volume, cluster).rank_bytes,
+    )
 
 
 def _job(step: int, values: torch.Tensor, index: int = 0) -> BucketJob:
@@ -123,7 +116,6 @@ def _job(step: int, values: torch.Tensor, index: int = 0) -> BucketJob:
 
 def _time_together(call: Callable[[], object]) -> float:
     """Seconds of a call that all ranks begin at once."""
-
     dist.barrier()
     began = time.perf_counter()
     call()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch.parameters import named_parameters
@@ -40,24 +42,21 @@ class StepRecorder:
         self.steps: list[Marks] = []
         self._model = model
         self._on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self._hooks = ExitStack()
+        self._marks: list[tuple[str, Any]] = []  # seconds, or an event of the GPU
 
     def __enter__(self) -> Self:
-        self._hooks.append(self._model.register_forward_hook(lambda *_: self._mark(_FORWARD)))
+        hooks = [self._model.register_forward_hook(partial(self._mark, _FORWARD))]
         for name, parameter in named_parameters(self._model):
             if parameter.requires_grad:
-                self._hooks.append(self._watch(name, parameter))
+                note = partial(self._mark, _GRADIENT + name)
+                hooks.append(parameter.register_post_accumulate_grad_hook(note))
+        for hook in hooks:
+            self._hooks.enter_context(hook)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
 
     def begin_step(self) -> None:
         self._marks = []
@@ -68,21 +67,17 @@ class StepRecorder:
         if self._on_gpu:
             torch.cuda.synchronize()
         (_, first), *others = self._marks
-        self.steps.append({name: _seconds(first, mark) for name, mark in others})
+        self.steps.append({name: self._seconds(first, mark) for name, mark in others})
 
-    def _watch(self, name: str, parameter: nn.Parameter) -> torch.utils.hooks.RemovableHandle:
-        def note(_: torch.Tensor) -> None:
-            self._mark(_GRADIENT + name)
+    def _mark(self, name: str, *_: object) -> None:
+        mark: Any = time.perf_counter()
+        if self._on_gpu:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+        self._marks.append((name, mark))
 
-        return parameter.register_post_accumulate_grad_hook(note)
-
-    def _mark(self, name: str) -> None:
-        if not self._on_gpu:
-            self._marks.append((name, time.perf_counter()))
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append((name, event))
+    def _seconds(self, first: Any, mark: Any) -> float:
+        return first.elapsed_time(mark) / 1e3 if self._on_gpu else mark - first
 
 
 def without_exchange(
@@ -95,20 +90,13 @@ def without_exchange(
     beside: called when the last bucket is there, which is handed back when the future is done."""
 
     # DDP refuses annotations that are strings.
-    def hand_back(_, bucket):  # type: ignore[no-untyped-def]
-        values = bucket.buffer()
-        future = beside() if bucket.is_last() else None
-        return _done(values) if future is None else future.then(lambda _: values)
+    def hand_back(state, bucket):  # type: ignore[no-untyped-def]
+        values, future = bucket.buffer(), beside() if bucket.is_last() else None
+        return noop_hook(state, bucket) if future is None else future.then(lambda _: values)
 
     ddp = DistributedDataParallel(model, process_group=group)
     ddp.register_comm_hook(None, hand_back)
     return ddp
-
-
-def _done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(values)
-    return future
 
 
 def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Marks]]) -> Profile:
@@ -142,11 +130,3 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
         layers=tuple(layers),
         codecs={},
     )
-
-
-def _seconds(first: float | torch.cuda.Event, mark: float | torch.cuda.Event) -> float:
-    if isinstance(first, float):
-        assert isinstance(mark, float)
-        return mark - first
-    assert not isinstance(mark, float)
-    return float(first.elapsed_time(mark)) / 1e3
