@@ -29,12 +29,13 @@ from gradwire.torch import host_store
 from gradwire.torch.errors import JobKeyError
 from gradwire.torch.members.generations import Generations, MemberReport
 from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.membership import MemberSettings, enter
+from gradwire.torch.members.membership import enter
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting, add_gloo
 from gradwire.torch.network.sealed_store import TAG, Numbers, SealedStore, proof_of, prove, read
 from gradwire.torch.network.store_access import StoreAccess
 from gradwire.torch.network.transport import Kind
+from gradwire.torch.options import Members
 from joining_jobs import Course, wait_asked
 from key_jobs import KEY, OTHER_KEY, Keyed, run, train_with_hook
 from member_jobs import Fleet, Plan
@@ -378,9 +379,9 @@ def test_a_stranger_expels_nobody(keyed: None) -> None:
 def test_a_stranger_that_asks_is_not_seen(keyed: None) -> None:
     """Nor is one that replays what a member of another training with this key wrote."""
     noted, behind = HashStore(), HashStore()
-    earlier = Generations(noted, MemberSettings(1, SECONDS, 1.0), "terms")
+    earlier = make_generations(noted, 1, 1.0)
     earlier.leave()
-    members = Generations(behind, MemberSettings(1, SECONDS, 1.0), "terms")
+    members = make_generations(behind, 1, 1.0)
     try:
         members.join()
         for number in range(1, 4):
@@ -396,6 +397,11 @@ def test_a_stranger_that_asks_is_not_seen(keyed: None) -> None:
         members.leave()
 
 
+def make_generations(store: Store, ranks: int, lost_after: float) -> Generations:
+    members = Members(on_lost="continue", store=store, ranks=ranks, lost_after=lost_after)
+    return Generations(members, SECONDS, "terms")
+
+
 def places_of(store: Store) -> set[str]:
     return {name.rpartition("beat/")[0] for name in all_names(store) if "beat/" in name}
 
@@ -403,8 +409,7 @@ def places_of(store: Store) -> set[str]:
 def test_a_stranger_decides_nothing(keyed: None) -> None:
     """Members meet though he writes a roster of his own first, and over their reports."""
     behind = HashStore()
-    settings = MemberSettings(2, SECONDS, 4.0)
-    both = [Generations(behind, settings, "terms") for _ in range(2)]
+    both = [make_generations(behind, 2, 4.0) for _ in range(2)]
     try:
         with ThreadPoolExecutor(3) as threads:
             rosters = list(threads.map(Generations.join, both))

@@ -29,9 +29,8 @@ from gradwire.torch.members.generations import (
     found_training,
 )
 from gradwire.torch.members.heartbeat import Heartbeat
-from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
-from gradwire.torch.options import grouped
+from gradwire.torch.options import Members, grouped
 from member_jobs import (
     PLAIN,
     Ended,
@@ -315,7 +314,8 @@ def _wait_until_stopped(pid: int) -> None:
 
 def test_an_error_of_the_heartbeat_is_raised_as_itself() -> None:
     """The thread ended, and the others took this member for dead."""
-    members = Generations(HashStore(), MemberSettings(1, 20.0, lost_after=1.0), "terms")
+    alone = Members(on_lost="continue", store=HashStore(), ranks=1, lost_after=1.0)
+    members = Generations(alone, 20.0, "terms")
     members.join()
     told = threading.Event()
     members.watch(told.set)

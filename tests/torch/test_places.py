@@ -16,11 +16,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 from torch.distributed.distributed_c10d import PrefixStore
 
 from gradwire.torch.errors import PeerLostError, StoreLostError
-from gradwire.torch.members.membership import MemberSettings
-from gradwire.torch.members.places import Admission, Admissions, Places, Role
+from gradwire.torch.members.places import Admission, Admissions, Places
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.transport import Kind, LostError
+from gradwire.torch.options import Members
 from gradwire.torch.server.server_link import Message, ServerLink
 
 WORKER, SERVER = 1, 2
@@ -103,14 +103,15 @@ class Training:
 
     def __init__(self) -> None:
         self.store = HashStore()
-        self.places = self.make(Role.SERVER)
-        self.founders = [self.make(Role.WORKER) for _ in range(2)]
-        self.joiner = self.make(Role.WORKER)
+        self.places = self.make("server")
+        self.founders = [self.make("worker") for _ in range(2)]
+        self.joiner = self.make("worker")
         assert self.joiner.rank is None
         self.arrived: list[tuple[int, Connection]] = []
 
-    def make(self, role: Role) -> Places:
-        return Places(self.store, MemberSettings(3, SECONDS, 2.0, servers=1), role, "terms")
+    def make(self, role: str) -> Places:
+        members = Members(on_lost="continue", store=self.store, ranks=3, role=role, lost_after=2.0)
+        return Places(members, 1, SECONDS, "terms")
 
     def run(self, on_arrival: Callable[[Admissions, int], Any], attempts: list[bool]) -> None:
         """The place of WORKER is free. attempts: whether the process connects, each time."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from torch.distributed.distributed_c10d import Store
-
 from gradwire.torch.errors import (
     CommunicationError,
     ExpelledError,
@@ -25,12 +23,12 @@ from gradwire.torch.members.heartbeat import State
 from gradwire.torch.members.membership import (
     CONNECT_SECONDS,
     LOOK_SECONDS,
-    MemberSettings,
     Membership,
     reaching_store,
 )
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import read
+from gradwire.torch.options import Members
 
 _REPORT = "report/{}/{}"
 
@@ -56,12 +54,6 @@ class MemberReport:
     def to_text(self) -> str:
         return json.dumps(asdict(self))
 
-    @staticmethod
-    def of_text(text: bytes) -> MemberReport:
-        found = json.loads(text)
-        lists = {name: tuple(found[name]) for name in ("unsent", "asking")}
-        return MemberReport(**found | lists)
-
 
 @dataclass(frozen=True)
 class Roster:
@@ -86,22 +78,26 @@ class Roster:
     unsent: tuple[int, ...]
     is_over: bool = False
 
-    @staticmethod
-    def of(found: dict[str, Any]) -> Roster:
-        """From its fields, as JSON has them."""
-        lists = {name: tuple(found[name]) for name in ("members", "receivers", "unsent")}
-        return Roster(**found | lists)
+
+def _as_tuples(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a report or a roster, of which JSON has lists."""
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in found.items()}
 
 
 class Generations(Membership):
-    """This process among equal ranks. Lasts until `leave`, or until an error ends it."""
+    """This process among equal ranks. Lasts until `leave`, or until an error ends it.
 
-    def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
+    Attributes:
+        error: What ended the membership.
+    """
+
+    def __init__(self, members: Members, patience: float, terms: str) -> None:
         """As Membership; the others see that this process asks to join."""
-        super().__init__(store, settings, terms)
+        super().__init__(members, patience, terms)
+        self._min_ranks = members.min_ranks
         self._beat = self.live()
         self._roster: Roster | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
 
     @property
     def id(self) -> int:
@@ -114,8 +110,8 @@ class Generations(Membership):
 
     def check(self) -> None:
         """Raises the error that ended the membership."""
-        if self._error is not None:
-            raise self._error.with_traceback(None)
+        if self.error is not None:
+            raise self.error.with_traceback(None)
 
     def join(self) -> Roster:
         """Waits until this process is in a generation, the first or a later one.
@@ -123,14 +119,14 @@ class Generations(Membership):
         Raises PeerLostError if the members that once were are all gone, PeerSilentError if they do
         not let it in, or not enough come.
         """
-        end = time.monotonic() + self.settings.patience
+        end = time.monotonic() + self._patience
         while True:
             latest = self._latest()
             if latest is not None and self.id in latest.members:
                 return self._accept(latest)
             asking = self._beat.asking()
-            if latest is None and len(asking) >= self.settings.ranks:
-                self._propose(found_training(asking))
+            if latest is None and len(asking) >= self.ranks:
+                self.decide(0, asdict(found_training(asking)))
                 continue
             if latest is not None and all(map(self._beat.is_gone, latest.members)):
                 self.fail(
@@ -152,14 +148,14 @@ class Generations(Membership):
         """
         before, number = self.roster, self.roster.generation + 1
         own, text = _REPORT.format(number, self.id), report.to_text()
-        end = time.monotonic() + self.settings.patience
+        end = time.monotonic() + self._patience
         while (after := self._read_roster(number)) is None:
             # Again in each turn: where the store can be reached, a stranger can overwrite it.
             self._ask(lambda: self._store.set(own, text))
             reports = self._ask(lambda: self._reports(before, number))
             late = [m for m in before.members if m not in reports]
             if time.monotonic() > end or all(map(self._beat.is_gone, late)):
-                self._propose(follow(before, reports))
+                self.decide(number, asdict(follow(before, reports)))
             else:
                 self._access.pause(LOOK_SECONDS)
         self._check_goes_on(before, after)
@@ -170,7 +166,7 @@ class Generations(Membership):
         roster = self.roster
         store = self._under(f"generation/{roster.generation}/")
         place = roster.members.index(self.id)
-        seconds = max(CONNECT_SECONDS, 2 * self.settings.lost_after)
+        seconds = max(CONNECT_SECONDS, 2 * self.lost_after)
         return Meeting(store, place, len(roster.members), roster.members, seconds)
 
     def watch(self, on_silence: Callable[[], None]) -> None:
@@ -182,20 +178,15 @@ class Generations(Membership):
         # A member that was let in a moment ago may still seem to ask.
         return tuple(sorted(set(self._beat.asking()) - set(self.roster.members)))
 
-    @property
-    def error(self) -> Exception | None:
-        """What ended the membership."""
-        return self._error
-
     def fail(self, error: CommunicationError) -> NoReturn:
         """Ends the membership with this error, and raises it."""
-        self._error = error
+        self.error = error
         self.leave()
         raise error
 
     def leave(self) -> bool:
-        if self._error is None:
-            self._error = CommunicationError("it was closed, and can take no further step")
+        if self.error is None:
+            self.error = CommunicationError("it was closed, and can take no further step")
         return super().leave()
 
     def _latest(self) -> Roster | None:
@@ -207,15 +198,16 @@ class Generations(Membership):
 
     def _read_roster(self, generation: int) -> Roster | None:
         found = self.decision(generation)
-        return None if found is None else Roster.of(found)
-
-    def _propose(self, roster: Roster) -> None:
-        self.decide(roster.generation, asdict(roster))
+        return None if found is None else Roster(**_as_tuples(found))
 
     def _reports(self, roster: Roster, number: int) -> dict[int, MemberReport]:
         found = read(self._store, [_REPORT.format(number, member) for member in roster.members])
         texts = zip(roster.members, found, strict=True)
-        return {member: MemberReport.of_text(text) for member, text in texts if text is not None}
+        return {
+            member: MemberReport(**_as_tuples(json.loads(text)))
+            for member, text in texts
+            if text is not None
+        }
 
     def _accept(self, roster: Roster) -> Roster:
         self._roster = roster
@@ -235,29 +227,29 @@ class Generations(Membership):
             self.fail(
                 ExpelledError(
                     f"member {self.id} was taken for dead: it was silent for more than "
-                    f"{self.settings.lost_after:g} s (lost_after), or did not come to an exchange "
-                    f"within {self.settings.patience:g} s (timeout). Members "
+                    f"{self.lost_after:g} s (lost_after), or did not come to an exchange "
+                    f"within {self._patience:g} s (timeout). Members "
                     f"{list(after.members)} went on without it. Make a new LocalSteps, which joins "
                     "them and takes over their model; what this process changed since its last "
                     "exchange is lost",
                     (self.id,),
                 )
             )
-        if len(after.members) < self.settings.min_ranks:
+        if len(after.members) < self._min_ranks:
             lost = tuple(sorted(set(before.members) - set(after.members)))
             self.fail(
                 PeerLostError(
                     f"members {list(lost)} are gone, and {len(after.members)} are left, fewer "
-                    f"than min_ranks={self.settings.min_ranks}: start again from a checkpoint, "
+                    f"than min_ranks={self._min_ranks}: start again from a checkpoint, "
                     "with a new store",
                     lost,
                 )
             )
 
     def _describe_wait(self, latest: Roster | None, asking: list[int]) -> str:
-        waited = f"member {self.id} waited {self.settings.patience:g} s (timeout=)"
+        waited = f"member {self.id} waited {self._patience:g} s (timeout=)"
         if latest is None:
-            return f"{waited}: {len(asking)} of {self.settings.ranks} ranks came to begin"
+            return f"{waited}: {len(asking)} of {self.ranks} ranks came to begin"
         return (
             f"{waited}, and members {list(latest.members)} did not let it in, which they do after "
             "an exchange: give a longer timeout than they need from one exchange to the next"

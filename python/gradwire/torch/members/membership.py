@@ -12,7 +12,6 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from gradwire.torch.errors import (
 from gradwire.torch.members.heartbeat import Heartbeat, make_access
 from gradwire.torch.network.sealed_store import Numbers, SealedStore, read, under
 from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.options import Members
 
 LOOK_SECONDS = 0.05  # between two looks at the store
 CONNECT_SECONDS = 30.0  # all come at the same time, when it is decided who connects
@@ -40,43 +40,15 @@ _NO_KEY = "none"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class MemberSettings:
-    """Who takes part.
-
-    Args:
-        ranks: The number that begins, servers among them.
-        patience: Seconds to wait for members that live but do not come, or for a place.
-        lost_after: Seconds without a heartbeat, after which a process counts as lost.
-        min_ranks: With fewer equal ranks left, the training ends.
-        servers: The number of servers, which are the last ranks. 0: all ranks are equal.
-
-    Raises:
-        ValueError: Fewer than one rank must go on, or more than begin; `lost_after` is no time.
-    """
-
-    ranks: int
-    patience: float
-    lost_after: float
-    min_ranks: int = 1
-    servers: int = 0
-
-    @property
-    def workers(self) -> int:
-        return self.ranks - self.servers
-
-    @property
-    def ranks_of_servers(self) -> range:
-        return range(self.workers, self.ranks)
-
-
 class Membership:
     """This process in the store of a training."""
 
-    def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
-        """Compares the terms with those in the store. The members do not notice.
+    def __init__(self, members: Members, patience: float, terms: str) -> None:
+        """Compares the terms with those in the store. The other processes do not notice.
 
         Args:
+            members: With a store.
+            patience: Seconds to wait for members that live but do not come, or for a place.
             terms: The settings that all must share, a line for each.
 
         Raises:
@@ -84,15 +56,19 @@ class Membership:
             PeerMismatchError: The members have other terms.
             StoreLostError: The store is gone.
         """
-        self.settings = settings
-        self._access = make_access(settings.lost_after)
-        self._store = enter(self._clone(store), _PLACE, self._access, terms)
+        assert members.store is not None
+        assert members.ranks is not None
+        self.ranks = members.ranks
+        self.lost_after = members.lost_after
+        self._patience = patience
+        self._access = make_access(members.lost_after)
+        self._store = enter(self._clone(members.store), _PLACE, self._access, terms)
         self._heartbeat: Heartbeat | None = None
 
     def live(self) -> Heartbeat:
         """Begins to show the others that this process lives."""
         with reaching_store():
-            self._heartbeat = Heartbeat(self._clone(self._store), self.settings.lost_after)
+            self._heartbeat = Heartbeat(self._clone(self._store), self.lost_after)
         return self._heartbeat
 
     def leave(self) -> bool:

@@ -14,10 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import TypeVar
-
-from torch.distributed.distributed_c10d import Store
 
 from gradwire.torch.errors import (
     CommunicationError,
@@ -30,7 +27,6 @@ from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import (
     CONNECT_SECONDS,
     LOOK_SECONDS,
-    MemberSettings,
     Membership,
     reaching_store,
 )
@@ -38,16 +34,12 @@ from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import Numbers
 from gradwire.torch.network.store_access import ABORT_SECONDS, join
+from gradwire.torch.options import Members
 
 _SERVER = "server/{}"
 _HERE = "here/{}"
 
 T = TypeVar("T")
-
-
-class Role(StrEnum):
-    WORKER = "worker"
-    SERVER = "server"
 
 
 @dataclass(frozen=True)
@@ -64,28 +56,31 @@ class Places(Membership):
 
     Attributes:
         rank: Its place; workers have the first ones. None: it joins, and has no place yet.
+        servers: The ranks of the servers, which are the last.
     """
 
-    def __init__(self, store: Store, settings: MemberSettings, role: Role, terms: str) -> None:
+    def __init__(self, members: Members, servers: int, patience: float, terms: str) -> None:
         """As Membership. Raises CommunicationError for a server that is one too many."""
-        super().__init__(store, settings, terms)
-        number = self._ask(Numbers(self._store, role).take)
+        super().__init__(members, patience, terms)
+        assert members.role is not None
+        self.servers = range(self.ranks - servers, self.ranks)
+        number = self._ask(Numbers(self._store, members.role).take)
         self.rank: int | None = number
-        if role is Role.SERVER:
-            self.rank = settings.workers + number
-            if number >= settings.servers:
+        if members.role == "server":
+            self.rank = self.servers.start + number
+            if number >= servers:
                 raise CommunicationError(
-                    f"this training has its {settings.servers} servers, and no server can join: "
+                    f"this training has its {servers} servers, and no server can join: "
                     "a new one would not have the model. Start all ranks again from a checkpoint, "
                     "with a new store"
                 )
-        elif number >= settings.workers:
+        elif number >= self.servers.start:
             self.rank = None
 
     def founding(self) -> Meeting:
         """Where those meet that begin."""
         assert self.rank is not None
-        return Meeting(self._under("founding/"), self.rank, self.settings.ranks)
+        return Meeting(self._under("founding/"), self.rank, self.ranks)
 
     def join(self, connect: Callable[[Meeting], T]) -> T:
         """Waits for a free place, and sets `rank`.
@@ -99,7 +94,7 @@ class Places(Membership):
         """
         heartbeat = self.live()
         try:
-            end = time.monotonic() + self.settings.patience
+            end = time.monotonic() + self._patience
             number = 0
             while True:
                 self._require_servers(heartbeat)
@@ -114,8 +109,8 @@ class Places(Membership):
                             continue  # a server was late; the next admission has another number
                 elif time.monotonic() > end:
                     raise PeerSilentError(
-                        f"no place of the {self.settings.workers} workers became free within "
-                        f"{self.settings.patience:g} s (timeout=): all of them live"
+                        f"no place of the {self.servers.start} workers became free within "
+                        f"{self._patience:g} s (timeout=): all of them live"
                     )
                 else:
                     self._access.pause(LOOK_SECONDS)
@@ -128,7 +123,7 @@ class Places(Membership):
         Args:
             server: The rank of this server. None: this is the process.
         """
-        numbers = [admission.rank, *self.settings.ranks_of_servers]
+        numbers = [admission.rank, *self.servers]
         place = 0 if server is None else numbers.index(server)
         store = self._under(f"joining/{admission.number}/")
         return Meeting(store, place, len(numbers), (), CONNECT_SECONDS, numbers)
@@ -155,7 +150,7 @@ class Places(Membership):
         return self._read(_HERE.format(admission.number)) is not None
 
     def _require_servers(self, heartbeat: Heartbeat) -> None:
-        found = {rank: self._read(_SERVER.format(rank)) for rank in self.settings.ranks_of_servers}
+        found = {rank: self._read(_SERVER.format(rank)) for rank in self.servers}
         gone = [rank for rank, n in found.items() if n is not None and heartbeat.is_gone(int(n))]
         if gone:
             ranks = ", ".join(map(str, gone))
@@ -187,7 +182,7 @@ class Admissions:
         assert places.rank is not None
         self._places, self._timeout, self._on_arrival = places, timeout, on_arrival
         self._rank: int = places.rank
-        self._decides = self._rank == places.settings.workers
+        self._decides = self._rank == places.servers.start
         self._heartbeat = places.begin_serving()
         self._free: set[int] = set()
         # By place: the heartbeat of the process that connected last. It may still seem to ask.
@@ -246,7 +241,7 @@ class Admissions:
 
     def _await(self, admission: Admission) -> None:
         """Waits until the process is where all connect. Raises PeerLostError if it is gone."""
-        end = time.monotonic() + self._places.settings.lost_after
+        end = time.monotonic() + self._places.lost_after
         while not self._places.is_here(admission):
             is_late = time.monotonic() > end or self._heartbeat.is_gone(admission.member)
             if is_late or self._stopping.wait(LOOK_SECONDS):

@@ -30,7 +30,6 @@ from gradwire.torch.errors import (
     forget_frames,
 )
 from gradwire.torch.members.generations import Generations, MemberReport, Roster
-from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.network.engine import agree, receive
 from gradwire.torch.network.store_access import only_here
 from gradwire.torch.network.transport import Kind, Transport
@@ -68,12 +67,9 @@ class ElasticPeers(Peers):
             members: With a store.
             timeout: Seconds.
         """
-        assert members.store is not None
-        assert members.ranks is not None
-        joining = MemberSettings(members.ranks, timeout, members.lost_after, members.min_ranks)
         everybody = f"min_ranks {members.min_ranks}, lost_after {members.lost_after:g}"
         terms = [*terms, everybody]
-        self.membership = Generations(members.store, joining, averaging.replica.describe(terms))
+        self.membership = Generations(members, timeout, averaging.replica.describe(terms))
         self._leave = only_here(self.membership.leave)
         weakref.finalize(self, self._leave)
         self._averaging = averaging

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
@@ -21,8 +20,7 @@ from gradwire.torch.errors import (
     UnmatchedPatternWarning,
 )
 from gradwire.torch.exchange_settings import RAW_CODECS, CodecSettings
-from gradwire.torch.members.membership import MemberSettings
-from gradwire.torch.members.places import Places, Role
+from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
@@ -198,8 +196,8 @@ class ServerOptimizer(WrappingOptimizer):
         )
         self._places: Places | None = None
         self._arrival: ServerLink | None = None  # of a process that joins, until `connect`
-        if store is not None and members.role is not None:
-            self._take_place(store, servers, members.role, members.lost_after)
+        if store is not None:
+            self._take_place(members, servers)
         self.joined = self._arrival is not None
         own_place = None if self._places is None else self._places.rank
         self.rank = dist.get_rank(group) if own_place is None else own_place
@@ -489,11 +487,8 @@ class ServerOptimizer(WrappingOptimizer):
 
     # -------------------------------------------------------------------------------------------
 
-    def _take_place(self, store: Store, servers: int, role: str, lost_after: float) -> None:
-        settings = MemberSettings(
-            self.world_size, self._settings.timeout, lost_after, servers=servers
-        )
-        self._places = Places(store, settings, Role(role), self._setup)
+    def _take_place(self, members: Members, servers: int) -> None:
+        self._places = Places(members, servers, self._settings.timeout, self._setup)
         if self._places.rank is None:
             self._arrival = self._places.join(
                 lambda meeting: ServerLink(meeting, self._patience(False), self._setup)
