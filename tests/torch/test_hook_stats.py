@@ -9,7 +9,7 @@ import pytest
 import jobs
 from cluster import Cluster
 from gradwire.torch import Compression, GradwireState
-from gradwire.torch.exchange_settings import CodecSettings
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.transport import OVERHEAD_BYTES
 from jobs import Counted
 from training import Options
@@ -121,7 +121,8 @@ def test_layers_are_modules_with_a_matrix() -> None:
     tensors = [("in", [3, 3]), ("h[0].fc.weight", [4, 3]), ("h[0].fc.bias", [4]), ("norm.w", [4])]
 
     def excluded(last: int) -> list[str]:
-        settings = CodecSettings(exclude=["given"], exclude_last=last).with_last_excluded(tensors)
+        given = ExchangeSettings(exclude=["given"], exclude_last=last)
+        settings = given.with_last_excluded(tensors)
         assert settings.with_last_excluded(tensors) == settings
         segments = settings.layout(tensors, 1).segments
         return sorted(s["name"] for s in segments if "excluded" in s["reason"])

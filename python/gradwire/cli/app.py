@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -39,7 +39,6 @@ def function_of(command: str) -> Callable[..., object]:
     Raises:
         UserError: It is a command of gradwire-lab, which is not installed.
     """
-    function: Callable[..., object]
     if command in LIBRARY_COMMANDS:
         function = getattr(import_module(f"gradwire.cli.{command}"), command)
     elif command in _installed():
@@ -47,7 +46,7 @@ def function_of(command: str) -> Callable[..., object]:
     else:
         lacking = missing("gradwire-lab", "./lab")
         raise UserError(f"`gradwire {command}` needs the laboratory: {lacking}")
-    return function
+    return cast(Callable[..., object], function)
 
 
 def _markup() -> Literal["rich"] | None:
@@ -69,27 +68,14 @@ def make_command(name: str) -> Any:
 class _Command(TyperCommand):
     """Refuses an option that is given twice and takes one value; typer takes the last."""
 
-    def make_parser(self, ctx: Any) -> Any:
-        parser: Any = super().make_parser(ctx)
-        parse = parser.parse_args
-        of_one_value: list[Any] = [
-            one
-            for one in self.params
-            if not getattr(one, "multiple", False) and not getattr(one, "is_flag", False)
-        ]
-
-        def parse_once(args: list[str]) -> Any:
-            parsed = parse(args)
-            for one in of_one_value:
-                count = parsed[-1].count(one)  # of the parameters in the order of the line
-                if count > 1 and not ctx.resilient_parsing:  # as it is while a shell completes
-                    raise typer.BadParameter(
-                        f"it is given {count} times and takes one value", ctx, one
-                    )
-            return parsed
-
-        parser.parse_args = parse_once
-        return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        *_, given = self.make_parser(ctx).parse_args([*args])  # parameters as the line has them
+        for one in cast(list[Any], self.params):
+            takes_one = not getattr(one, "multiple", False) and not getattr(one, "is_flag", False)
+            count = given.count(one)
+            if takes_one and count > 1 and not ctx.resilient_parsing:  # while a shell completes
+                raise typer.BadParameter(f"it is given {count} times and takes one value", ctx, one)
+        return super().parse_args(ctx, args)
 
 
 class _Commands(TyperGroup):

@@ -58,7 +58,8 @@ def decompress(
             data = path.read_bytes()
             content = parse(data)
             check_frames(content)
-            _check_values(content, max_values or _safe_values(len(data)))
+            safe_values = max(_SAFE_VALUES, _SAFE_VALUES_PER_BYTE * len(data))
+            _check_values(content, max_values or safe_values)
         target = outputs.claim(path, _restored_name(path, content.kind))
         if kind_of(target) != content.kind:
             raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
@@ -78,10 +79,6 @@ def _restored_name(path: Path, kind: Kind) -> str:
     """x.npy.gw -> x.npy; a name that lacks the kind's ending gets it."""
     name = path.name.removesuffix(SUFFIX)
     return name if name.endswith(f".{kind}") else f"{name}.{kind}"
-
-
-def _safe_values(file_bytes: int) -> int:
-    return max(_SAFE_VALUES, _SAFE_VALUES_PER_BYTE * file_bytes)
 
 
 def _check_values(content: TensorFile, max_values: int) -> None:

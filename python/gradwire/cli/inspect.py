@@ -19,14 +19,8 @@ from gradwire.cli.output import (
 from gradwire.container import check_frames, is_container, parse
 from gradwire.errors import UserError
 
-_TEXTS = (
-    "name",
-    "dtype",
-    "shape",
-    "storage",
-    "codec",
-    "class_shares",
-)  # columns of text, not of numbers
+# Columns of text, not of numbers.
+_TEXTS = ("name", "dtype", "shape", "storage", "codec", "class_shares")
 _TOLD_BY = 9  # bytes that show the kind of a file
 _OF_FRAMES = ("codec", "bits_per_value", "non_finite", "class_shares")
 
@@ -117,6 +111,5 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return "x".join(map(str, value)) or "scalar"
     if isinstance(value, dict):
-        value = {key: _text(item) for key, item in value.items()}
-        return ", ".join(f"{key}={item}" for key, item in value.items())
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
     return str(value)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,14 +140,11 @@ def errors_name(path: Path) -> Iterator[None]:
         raise UserError(str(error) if named else f"{path}: {error}") from None
 
 
-@contextmanager
-def report_beside(target: Path) -> Iterator[None]:
+def report_beside(target: Path) -> AbstractContextManager[object]:
     """What is printed in the block goes to stderr if `target` is stdout."""
     if target.exists() and os.path.samestat(target.stat(), os.fstat(1)):
-        with redirect_stdout(sys.stderr):
-            yield
-    else:
-        yield
+        return redirect_stdout(sys.stderr)
+    return nullcontext()
 
 
 class Outputs:

@@ -19,6 +19,7 @@ and the metrics, travel as they are. A frame is the data of an `Array` whose sty
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,8 @@ class CompressionMod:
         reply = call_next(message, context)
         name = _name_of_arrays(reply)
         if name is not None:
-            update = _subtract(_decode_like(model, reply.content[name]), model)
+            trained = _decode_like(model, reply.content[name])
+            update = _combine(trained, operator.sub, model)
             reply.content = _with_arrays(reply, name, self._encode(update, context))
         return reply
 
@@ -196,7 +198,7 @@ class CompressedGrid(Grid):
                 model = models[reply.metadata.src_node_id]
                 update = _decode_like(model, reply.content[name])
                 self.from_clients.count(reply.content[name])
-                trained = _add(update, model)
+                trained = _combine(update, operator.add, model)
                 reply.content = _with_arrays(reply, name, _plain(trained))
         return replies
 
@@ -280,20 +282,9 @@ def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:
         return False
 
 
-def _subtract(trained: Arrays, model: Arrays) -> Arrays:
-    """Changes of floating-point arrays; the others as they are."""
+def _combine(arrays: Arrays, operation: Callable[[Any, Any], Any], model: Arrays) -> Arrays:
+    """Floating-point arrays with those of the model; the others as they are."""
     return {
-        name: values - model[name] if _is_float(values) else values
-        for name, values in trained.items()
+        name: operation(values, model[name]) if np.issubdtype(values.dtype, np.floating) else values
+        for name, values in arrays.items()
     }
-
-
-def _add(update: Arrays, model: Arrays) -> Arrays:
-    return {
-        name: model[name] + values if _is_float(values) else values
-        for name, values in update.items()
-    }
-
-
-def _is_float(values: np.ndarray[Any, Any]) -> bool:
-    return bool(np.issubdtype(values.dtype, np.floating))

@@ -35,14 +35,28 @@ SAFE_CODEC: str = spell_out_codec("safe")
 
 
 @dataclass(frozen=True)
-class CodecSettings(Execution, Members, Compression):
-    """The options of an exchange, and what the way to train adds to them."""
+class ExchangeSettings(Execution, Members, Compression):
+    """The options of an exchange, and what the way to train adds to them.
+
+    `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
+    `chosen`: of `auto` texts: (direction, tensor, codec) of every tensor whose codec was chosen so
+    far. None: such texts are refused, because nothing chooses.
+    `last_excluded`: patterns of the layers that exclude_last means.
+    `remedy`: what else can be done if the budget of an `auto` codec can't be kept (Chooser).
+    `leg`: "reduce_scatter" or "allgather": only this leg of the sharded exchange, for buckets that
+    FSDP2 made (Layout, rows).
+    `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
+    averages, to turn them in place into the values that every rank gets.
+    `terms`: further settings, as text, that the ranks compare before the first exchange.
+    """
 
     codec: str = DEFAULT_CODEC
-    # Of `auto` texts: (direction, tensor, codec) of every tensor whose codec was chosen so far.
-    # None: such texts are refused, because nothing chooses.
-    chosen: Sequence[tuple[str, str, str]] | None = None
-    last_excluded: Sequence[str] = ()  # patterns of the layers that exclude_last means
+    chosen: Sequence[tuple[str, str, str]] | None = ()
+    last_excluded: Sequence[str] = ()
+    remedy: str = ""
+    leg: str | None = None
+    update: Callable[[], None] | None = None
+    terms: str = ""
 
     @classmethod
     def of(
@@ -50,37 +64,32 @@ class CodecSettings(Execution, Members, Compression):
         *records: Compression | Members | Execution,
         adaptive: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """The checked settings; see `check` for errors.
+        """The checked settings.
 
         Args:
             records: With the options that were given.
             adaptive: Whether the default codec must suit an optimizer that divides by squares of
                 gradients.
+
+        Raises:
+            GradwireError: Every bucket would fail with these settings.
+            ValueError: Settings exclude each other.
         """
         given = {key: value for record in records for key, value in vars(record).items()}
         settings = cls(**given)
         if not settings.codec:
-            usual = settings.default_codec
+            usual = settings.inner_info["default_codec"]
             suits = usual != DEFAULT_CODEC or not adaptive()
             settings = replace(settings, codec=usual if suits else SAFE_CODEC)
-        return settings._checked()
-
-    @property
-    def default_codec(self) -> str:
-        """For servers and shards."""
-        return DEFAULT_CODEC
-
-    def _checked(self) -> Self:
-        self.require_sharded()
-        return self
-
-    def require_sharded(self) -> None:
-        """Raises ValueError for a choice of exchange, which servers and shards do not have."""
-        if self.exchange != "sharded":
-            raise ValueError(
-                f"exchange is '{self.exchange}', but here each rank or server sums a part: leave "
-                "out exchange"
-            )
+        if in_text := settings.choice["ranks_per_machine"]:
+            if settings.ranks_per_machine not in (None, in_text):
+                raise ValueError(
+                    f"ranks_per_machine is {settings.ranks_per_machine}, but exchange is "
+                    f"'{settings.exchange}'"
+                )
+            settings = replace(settings, ranks_per_machine=in_text)
+        settings.check()
+        return settings
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
@@ -101,15 +110,8 @@ class CodecSettings(Execution, Members, Compression):
             )
         return replace(self, last_excluded=layers[-self.exclude_last :])
 
-    def layout(
-        self,
-        tensors: Sequence[NamedShape],
-        world_size: int,
-        raw_codec: str = RAW,
-        servers: int = 0,
-        owner: int | None = None,
-        rows: bool = False,
-    ) -> Layout:
+    def layout(self, tensors: Sequence[NamedShape], world_size: int, **more: Any) -> Layout:
+        """more: arguments of Layout that are no options."""
         return Layout(
             tensors,
             world_size,
@@ -118,24 +120,23 @@ class CodecSettings(Execution, Members, Compression):
             rules=self.rules,
             exclude=[*self.exclude, *self.last_excluded],
             min_numel=self.min_numel,
-            raw_codec=raw_codec,
-            servers=servers,
-            owner=owner,
             chosen=self.chosen,
-            rows=rows,
+            **more,
         )
 
     def describe(self) -> list[str]:
         """The arguments that all ranks must be given alike, a line for each."""
-        pull = self.codec if self.pull_codec is None else self.pull_codec
+        pull = self.pull_codec or self.codec
         rules = [(name, in_full(codec), *ways) for name, codec, *ways in self.rules]
         return [
+            f"exchange {self.exchange}",
             f"codec push {in_full(self.codec)} pull {in_full(pull)}",
             f"rules {rules}",
             f"exclude {list(self.exclude)}",
             f"exclude_last {self.exclude_last}",
             f"min_numel {self.min_numel}",
             f"seed {self.seed}",
+            *([self.terms] if self.terms else []),
         ]
 
     @property
@@ -143,44 +144,6 @@ class CodecSettings(Execution, Members, Compression):
         """The codecs that are `auto` texts."""
         codecs = [self.codec, self.pull_codec or "", *(rule[1] for rule in self.rules)]
         return tuple(filter(is_goal, codecs))
-
-
-@dataclass(frozen=True)
-class ExchangeSettings(CodecSettings):
-    """The settings of an exchange among equal ranks, without servers.
-
-    `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
-    `remedy`: what else can be done if the budget of an `auto` codec can't be kept (Chooser).
-    `leg`: "reduce_scatter" or "allgather": only this leg of the sharded exchange, for buckets that
-    FSDP2 made (Layout, rows).
-    `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
-    averages, to turn them in place into the values that every rank gets.
-    `terms`: further settings, as text, that the ranks compare before the first exchange.
-    """
-
-    remedy: str = ""
-    leg: str | None = None
-    update: Callable[[], None] | None = None
-    terms: str = ""
-    chosen: Sequence[tuple[str, str, str]] | None = ()
-
-    @property
-    def default_codec(self) -> str:
-        """Of the exchange."""
-        return str(self.inner_info["default_codec"])
-
-    def _checked(self) -> Self:
-        """Raises the errors of `check`, and ValueError for two numbers of ranks per machine."""
-        settings = self
-        if in_text := self.choice["ranks_per_machine"]:
-            if self.ranks_per_machine not in (None, in_text):
-                raise ValueError(
-                    f"ranks_per_machine is {self.ranks_per_machine}, but exchange is "
-                    f"'{self.exchange}'"
-                )
-            settings = replace(self, ranks_per_machine=in_text)
-        settings.check()
-        return settings
 
     def identity(
         self,
@@ -192,10 +155,6 @@ class ExchangeSettings(CodecSettings):
         """What states of `source` say of their origin. tensors: the model's, if they are known."""
         exchange = self.exchange if self.leg is None else self.leg
         return Identity(source, self.text(), rank, world_size, exchange, tensors)
-
-    def describe(self) -> list[str]:
-        terms = [self.terms] if self.terms else []
-        return [f"exchange {self.exchange}", *super().describe(), *terms]
 
     @cached_property
     def choice(self) -> dict[str, Any]:
@@ -261,7 +220,7 @@ class ExchangeSettings(CodecSettings):
         machines, rows = self.machines(world_size), self.leg is not None
         if raw:
             return Layout(tensors, machines, RAW, raw_codec=raw_codec, rows=rows)
-        return self.layout(tensors, machines, raw_codec, rows=rows)
+        return self.layout(tensors, machines, raw_codec=raw_codec, rows=rows)
 
     @property
     def within_info(self) -> dict[str, Any] | None:
@@ -276,32 +235,23 @@ class ExchangeSettings(CodecSettings):
         raw: bool = False,
     ) -> Exchange:
         """`layout`, `raw`: of bucket_layout. `shard_codecs`: for buckets on a device."""
+        work: dict[str, Any] = {
+            "threads": self.threads,
+            "target": self.target,
+            "seed": self.seed,
+            "shard_codecs": shard_codecs,
+        }
         if self.leg is not None:
-            make = getattr(Exchange, self.leg)
-            leg: Exchange = make(
-                layout,
-                rank,
-                threads=self.threads,
-                target=self.target,
-                seed=self.seed,
-                shard_codecs=shard_codecs,
-            )
+            leg: Exchange = getattr(Exchange, self.leg)(layout, rank, **work)
             return leg
         machine_of_rank = None
         if self.info["between_machines"]:
             assert self.ranks_per_machine is not None, "its layout was made with it"
             world = range(layout.workers * self.ranks_per_machine)
             machine_of_rank = [r // self.ranks_per_machine for r in world]
+        name = self.choice["uncompressed"] if raw else self.exchange
         return Exchange(
-            layout,
-            rank,
-            self.choice["uncompressed"] if raw else self.exchange,
-            update=self.update,
-            machine_of_rank=machine_of_rank,
-            threads=self.threads,
-            target=self.target,
-            seed=self.seed,
-            shard_codecs=shard_codecs,
+            layout, rank, name, update=self.update, machine_of_rank=machine_of_rank, **work
         )
 
     def _check_trits(self, world_size: int) -> None:

@@ -37,7 +37,8 @@ class LiveScalars:
         docs/reference/live.md lists the names with their units. A number that does not exist, such
         as bits of a step that sent nothing, is left out.
         """
-        return as_scalars(self._find_scalars())
+        found = self._find_scalars()
+        return {PREFIX + name: float(value) for name, value in found.items() if value is not None}
 
     def log_to(self, writer: ScalarWriter, *, every: int = 10) -> None:
         """Writes `scalars()` of each `every`-th step to a SummaryWriter, counted from 0; of
@@ -89,8 +90,3 @@ def scalars_of(step: StepCounters, totals: Totals) -> dict[str, float | None]:
         "ratio": totals.ratio,
         "error_norm": totals.error_norm,
     }
-
-
-def as_scalars(found: dict[str, float | None]) -> dict[str, float]:
-    """Names with the prefix, and floats; what is None is left out."""
-    return {f"{PREFIX}{name}": float(value) for name, value in found.items() if value is not None}

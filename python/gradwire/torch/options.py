@@ -63,6 +63,14 @@ class Compression(OptionRecord):
         for name, value in spelled.items():
             object.__setattr__(self, name, value)
 
+    def require_sharded(self) -> None:
+        """Raises ValueError for a choice of exchange, which servers and shards do not have."""
+        if self.exchange != "sharded":
+            raise ValueError(
+                f"exchange is '{self.exchange}', but here each rank or server sums a part: leave "
+                "out exchange"
+            )
+
 
 @dataclass(frozen=True)
 class Members(OptionRecord):

@@ -44,9 +44,6 @@ Options = dict[str, Any]  # of one parameter group
 _NO_OPTIONS = {"params", "param_names"}  # entries of a group that are none
 _PLAIN = (bool, int, float, str, type(None))
 
-
-_WITHOUT_VALUES = "whose memory does not hold its values (fake, or freed)"
-
 # Of modules that wrap another one: compiled, with activation checkpoints, sharded.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -170,20 +167,23 @@ def _flaw_of_memory(tensor: torch.Tensor) -> str:
     """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
     Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
     """
-    if _lacks_values(tensor):
-        return f"a {type(local_of(tensor)).__name__} {_WITHOUT_VALUES}"
-    return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+    negative = "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+    return _lacking_values(tensor) or negative
 
 
-def _lacks_values(tensor: torch.Tensor) -> bool:
-    """Whether values of the tensor lie outside of its memory; on the device meta, none do."""
+def _lacking_values(tensor: torch.Tensor) -> str:
+    """What a tensor is whose values lie outside of its memory; empty if none do, or on the device
+    meta."""
     tensor = local_of(tensor)
     if tensor.numel() == 0 or tensor.is_meta:
-        return False
+        return ""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
     storage = tensor.untyped_storage()
-    return storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end
+    if storage.device == tensor.device and storage.data_ptr() and storage.nbytes() >= end:
+        return ""
+    kind = type(tensor).__name__
+    return f"a {kind} whose memory does not hold its values (fake, or freed)"
 
 
 def require_memory(name: str, gradient: torch.Tensor) -> None:
@@ -195,9 +195,8 @@ def require_memory(name: str, gradient: torch.Tensor) -> None:
         end = (gradient.storage_offset() + gradient.numel()) * gradient.itemsize
         if gradient.untyped_storage().nbytes() >= end:
             return
-    if _lacks_values(gradient):
-        kind = type(local_of(gradient)).__name__
-        raise TypeError(f"the gradient of {name} is a {kind} {_WITHOUT_VALUES}")
+    if flaw := _lacking_values(gradient):
+        raise TypeError(f"the gradient of {name} is {flaw}")
 
 
 def pack(tensors: Iterable[torch.Tensor]) -> Bytes:

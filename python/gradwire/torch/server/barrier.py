@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout
-from gradwire.torch.exchange_settings import CodecSettings
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.transport import PART_BITS
 from gradwire.torch.parameters import NamedTensor, shapes_of
 from gradwire.torch.server.worker_loop import Working
@@ -36,7 +36,7 @@ INSTEAD = "barrier='step' exchanges after the backward pass instead"
 
 
 def divide(
-    settings: CodecSettings, whole: Layout, named: Sequence[NamedTensor], servers: int
+    settings: ExchangeSettings, whole: Layout, named: Sequence[NamedTensor], servers: int
 ) -> list[tuple[Layout, list[NamedTensor]]]:
     """The parts of a model: tensors of one server that follow each other, and their layout."""
     gathered: list[tuple[int, list[NamedTensor]]] = []

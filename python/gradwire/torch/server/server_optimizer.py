@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from gradwire.torch.errors import (
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.exchange_settings import RAW_CODECS, CodecSettings
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
@@ -143,18 +144,20 @@ class ServerOptimizer(WrappingOptimizer):
         execution: Execution = Execution(),
     ) -> None:
         require_optimizer(optimizer, "the others are given by name")
-        self._settings = CodecSettings.of(
+        compression.require_sharded()
+        check_members(members, pulls)
+        settings = ExchangeSettings.of(
             compression.given(codec=codec),
             members.given(process_group=process_group),
             execution,
             adaptive=lambda: is_adaptive(optimizer),
         )
+        self._settings = replace(settings, chosen=None)  # nothing chooses codecs
         super().__init__(optimizer)
         if pulls != GRADIENTS:
             refuse_modes(optimizer, "ServerOptimizer")
         refuse_several_gradients(optimizer, "ServerOptimizer")
         group = self._settings.process_group
-        check_members(members, pulls)
         store, self._goes_on = members.store, members.goes_on
         self.world_size = dist.get_world_size(group) if members.ranks is None else members.ranks
         if not 1 <= servers < self.world_size:
