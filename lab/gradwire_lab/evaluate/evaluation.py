@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gradwire_lab.evaluate.arms import Arm
+from gradwire_lab.evaluate.charts import Chart
 from gradwire_lab.evaluate.found import Found
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A table or a figure of a paper.
 
-    about: Markdown. tables: Markdown, from what was found. figures: by name, drawn from what was
-    found (None: nothing); the text describes it for those who don't see it.
+    about: Markdown. tables: Markdown, from what was found. figures: by name, charts of what was
+    found; the text describes each for those who don't see it.
     """
 
     title: str
     about: str
     arms: tuple[Arm, ...]
     tables: Callable[[Found], str] | None = None
-    figures: Mapping[str, tuple[str, Callable[[Found], Figure | None]]] = field(
-        default_factory=dict
-    )
+    figures: Mapping[str, tuple[str, Callable[[Found], Chart]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from gradwire_lab.evaluate.arms import Arm
@@ -37,6 +38,10 @@ class Found:
     def finals(self, arm: Arm) -> list[float]:
         """The metric at the end of the runs that came to it."""
         return self.series(arm, "").finals
+
+    def ends(self, arm: Arm) -> list[float]:
+        """The same in the unit of plots."""
+        return [self.metric(arm).scale * final for final in self.finals(arm)]
 
     def text(self, arm: Arm) -> str:
         """The metric at the end, and in brackets the lowest and the highest run. STOPPED: a run
@@ -102,38 +107,23 @@ def _short(bits: float) -> str:
     return f"{bits:.0f}" if bits > 31.9 else f"{bits:.3g}"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a table: an arm beside the paper's own numbers."""
-
-    label: str
-    arm: Arm
-    theirs: tuple[str, ...] = ()
-
-
-Column = tuple[str, Callable[[Row], str]]
-
-
-def table(columns: list[Column], rows: list[Row]) -> str:
-    """Markdown. Each column has a head and the text of a row; all but the first are numbers."""
-    heads = [head for head, _ in columns]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    lines += [[cell(row) for _, cell in columns] for row in rows]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown. All columns but the first are numbers."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def accuracy_table(
-    found: Found, base: Arm, rows: list[Row], theirs: tuple[str, ...] = (), *extra: Column
+    found: Found,
+    arms: Mapping[str, Arm],
+    heads: Sequence[str] = (),
+    cells: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """How each arm ends, beside the paper's numbers, whose heads are `theirs`."""
-    metric = found.metric(base)
-    columns: list[Column] = [
-        ("design", lambda row: row.label),
-        ("bits", lambda row: found.bits(row.arm)),
-        (metric.title, lambda row: found.text(row.arm)),
-        ("difference", lambda row: found.difference(row.arm, base)),
-        *extra,
-    ]
-    for index, head in enumerate(theirs):
-        columns.append((head, lambda row, index=index: row.theirs[index] if row.theirs else ""))  # type: ignore[misc]
-    return table(columns, rows)
+    """How each arm ends, and how it differs from the first. heads, cells: of further columns, for
+    some arms."""
+    base, nothing = next(iter(arms.values())), [""] * len(heads)
+    rows = []
+    for label, one in arms.items():
+        own = [label, found.bits(one), found.text(one), found.difference(one, base)]
+        rows.append([*own, *cells.get(label, nothing)])
+    return table(("design", "bits", found.metric(base).title, "difference", *heads), rows)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradwire_lab.evaluate.arms import HOOK, Arm, arm
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import Found, Row, accuracy_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gradwire_lab.evaluate.found import Found, accuracy_table
+from gradwire_lab.train.results import Task
 
 _S1 = "3lc:s=1.00,coder=rice"
 _GROUPS = "3lc:s=1.00,bucket=500,coder=rice"
@@ -98,20 +96,18 @@ _ARMS: dict[str, dict[str, Arm]] = {
 
 
 def _table(found: Found, task: str) -> str:
-    arms = _ARMS[task]
-    coded = {label: re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label) for label in arms}
-    base, *others = (Row(coded[label], one) for label, one in arms.items())
-    others.sort(key=lambda row: -(found.series(row.arm, "").bits or 0.0))
-    return accuracy_table(found, base.arm, [base, *others])
+    arms = {
+        re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label): one for label, one in _ARMS[task].items()
+    }
+    base, *others = arms
+    others.sort(key=lambda label: -(found.series(arms[label], "").bits or 0.0))
+    return accuracy_table(found, {label: arms[label] for label in (base, *others)})
 
 
-def _figure(found: Found, task: str) -> Figure:
-    from gradwire_lab.train.plots import draw_frontier
-    from gradwire_lab.train.results import Task
-
+def _chart(found: Found, task: str) -> Task:
     series = [found.series(one, label) for label, one in _ARMS[task].items()]
     settings = found.settings[next(iter(_ARMS[task].values()))]
-    return draw_frontier(Task(settings.model, settings.data, series))
+    return Task(settings.model, settings.data, series)
 
 
 EVALUATION = Evaluation(
@@ -132,7 +128,7 @@ EVALUATION = Evaluation(
             {
                 task: (
                     f"{_TITLES[task]}: bits of a value, and what the training ends with",
-                    partial(_figure, task=task),
+                    partial(_chart, task=task),
                 )
             },
         )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradwire_lab.evaluate.arms import HOOK, Arm, arm
+from gradwire_lab.evaluate.charts import Bar, Bars, bar_of, bars_of_ends
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Column, Found, Row, accuracy_table, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gradwire_lab.evaluate.found import MISSING, Found, accuracy_table, table
 
 _CODECS = {
     "32 bit": "raw",
@@ -46,10 +45,18 @@ def _arm(task: str, codec: str) -> Arm:
     return arm(task, codec, exchange=HOOK, seeds=3 if codec.startswith(_REPEATED) else 2)
 
 
+def _arms(task: str) -> dict[str, Arm]:
+    return {label: _arm(task, codec) for label, codec in _ALL.items()}
+
+
 def _table(found: Found, task: str) -> str:
-    rows = [Row(label, _arm(task, codec)) for label, codec in _ALL.items()]
-    ratio: Column = ("ratio", lambda row: found.ratio(row.arm))
-    return accuracy_table(found, _arm(task, "raw"), rows, (), ratio)
+    arms = _arms(task)
+    ratios = {label: [found.ratio(one)] for label, one in arms.items()}
+    return accuracy_table(found, arms, ["ratio"], ratios)
+
+
+def _chart(found: Found, task: str) -> Bars:
+    return bars_of_ends(found, _arms(task))
 
 
 # Codecs that are tried on the gradients of an uncompressed training.
@@ -59,59 +66,44 @@ _OBSERVED = {
 _CLASSES = ("0", "8", "16", "32")
 
 
-def _observed_mean(found: Found, task: str, label: str, key: str, name: str = "") -> float | None:
-    """Over steps, and over tensors by their numbers of values. None: it was not observed."""
-    observed = found.observed.get(_OBSERVED[task])
-    steps = observed["codecs"][_CODECS[label]].get(key) if observed else None
-    if observed is None or steps is None:
-        return None
+def _observed_means(found: Found, task: str, label: str) -> dict[str, float]:
+    """Over steps, and over tensors by their numbers of values: of the bits, the error, and each
+    class that the codec has. Nothing if it was not observed."""
+    if _OBSERVED[task] not in found.observed:
+        return {}
+    observed = found.observed[_OBSERVED[task]]
     numels = [numel for _, numel in observed["tensors"]]
-    values = [[one[name] if name else one for one in of_step] for of_step in steps]
-    return fmean(fmean(of_step, numels) for of_step in values)
+    seen = observed["codecs"][_CODECS[label]]
+    values = {name: seen[name] for name in ("bits", "error")}
+    for name in _CLASSES if "class_shares" in seen else ():
+        values[name] = [[shares[name] for shares in step] for step in seen["class_shares"]]
+    return {
+        name: fmean(fmean(of_step, numels) for of_step in steps) for name, steps in values.items()
+    }
 
 
 def _shares(found: Found, task: str) -> str:
-    mean = partial(_observed_mean, found, task)
-
-    def percent(row: Row, key: str, name: str = "") -> str:
-        share = mean(row.label, key, name)
-        return "" if share is None else f"{100 * share:.3g} %"
-
-    def ratio(row: Row) -> str:
-        bits = mean(row.label, "bits")
-        return "" if bits is None else f"{32 / bits:.3g}x"
-
-    def of_class(name: str) -> Column:
-        return f"{name} bits", lambda row: percent(row, "class_shares", name)
-
-    columns: list[Column] = [
-        ("codec", lambda row: row.label),
-        *map(of_class, _CLASSES),
-        ("ratio", ratio),
-        ("squared error", lambda row: percent(row, "error")),
-    ]
-    return table(columns, [Row(label, _OBSERVED[task]) for label in list(_CODECS)[1:]])
+    rows = []
+    for label in list(_CODECS)[1:]:
+        means = _observed_means(found, task, label)
+        percents = [
+            f"{100 * means[name]:.3g} %" if name in means else "" for name in (*_CLASSES, "error")
+        ]
+        ratio = f"{32 / means['bits']:.3g}x" if means else ""
+        rows.append([label, *percents[:-1], ratio, percents[-1]])
+    classes = [f"{name} bits" for name in _CLASSES]
+    return table(["codec", *classes, "ratio", "squared error"], rows)
 
 
-def _draw_shares(found: Found) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import stacked_bars
-
-    drawn = {}
+def _chart_of_shares(found: Found) -> Bars:
+    drawn: dict[str, dict[str, Bar]] = {}
     for task in _TASKS:
         for label in _CODECS:
-            if label.startswith("INC") and _OBSERVED[task] in found.observed:
+            if label.startswith("INC") and (means := _observed_means(found, task, label)):
                 drawn[f"{task}, {label.removeprefix('INC, ')}"] = {
-                    f"{name} bits": 100
-                    * (_observed_mean(found, task, label, "class_shares", name) or 0.0)
-                    for name in _CLASSES
+                    f"{name} bits": bar_of([100 * means[name]]) for name in _CLASSES
                 }
-    return stacked_bars(drawn, "share of the values (%)")
-
-
-def _draw_ends(found: Found, task: str) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import final_bars
-
-    return final_bars(found, {label: _arm(task, codec) for label, codec in _ALL.items()})
+    return Bars(drawn, "share of the values (%)", stacked=True)
 
 
 def _timed(task: str, way: str, bandwidth: str) -> Arm:
@@ -120,9 +112,8 @@ def _timed(task: str, way: str, bandwidth: str) -> Arm:
     return arm(task, codec, timed=True, seeds=2, exchange=exchange, bandwidth=bandwidth, **options)
 
 
-def _times(found: Found, bandwidths: tuple[str, ...]) -> str:
-    def seconds(row: Row, bandwidth: str) -> str:
-        task, way = row.label.split(", ")
+def _times(found: Found) -> str:
+    def seconds(task: str, way: str, bandwidth: str) -> str:
         taken = found.seconds_of_runs(_timed(task, way, bandwidth))
         base = found.seconds_a_step(_timed(task, "WA", bandwidth))
         if not taken or base is None:
@@ -130,38 +121,31 @@ def _times(found: Found, bandwidths: tuple[str, ...]) -> str:
         mean = fmean(taken)
         return f"{mean:.3f} s ({min(taken):.3f} to {max(taken):.3f}), {mean / base:.2f}"
 
-    def column(bandwidth: str) -> Column:
-        return bandwidth, lambda row: seconds(row, bandwidth)
-
-    def bits(row: Row) -> str:
-        task, way = row.label.split(", ")
-        return found.bits(_timed(task, way, bandwidths[0]))
-
-    rows = [
-        Row(f"{task}, {way}", _timed(task, way, bandwidths[0])) for task in _TIMED for way in _WAYS
-    ]
-    columns: list[Column] = [("model, way", lambda row: row.label), ("bits", bits)]
-    return table([*columns, *map(column, bandwidths)], rows)
+    rows = (
+        [
+            f"{task}, {way}",
+            found.bits(_timed(task, way, _BANDWIDTHS[0])),
+            *(seconds(task, way, bandwidth) for bandwidth in _BANDWIDTHS),
+        ]
+        for task, way in product(_TASKS, _WAYS)
+    )
+    return table(["model, way", "bits", *_BANDWIDTHS], rows)
 
 
-def _draw_times(found: Found) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import Bar, grouped_bars
-
+def _chart_of_times(found: Found) -> Bars:
     drawn = {}
-    for task in _TIMED:
-        for bandwidth in _BANDWIDTHS:
-            base = found.seconds_a_step(_timed(task, "WA", bandwidth))
-            ways = {way: found.seconds_of_runs(_timed(task, way, bandwidth)) for way in _WAYS}
-            if base is not None:
-                drawn[f"{task}, {bandwidth}"] = {
-                    way: Bar(*(of(seconds) / base for of in (fmean, min, max)))
-                    for way, seconds in ways.items()
-                    if seconds
-                }
-    return grouped_bars(drawn, "time of a step, as a share of WA's", form="{:.2f}")
+    for task, bandwidth in product(_TASKS, _BANDWIDTHS):
+        base = found.seconds_a_step(_timed(task, "WA", bandwidth))
+        ways = {way: found.seconds_of_runs(_timed(task, way, bandwidth)) for way in _WAYS}
+        if base is not None:
+            drawn[f"{task}, {bandwidth}"] = {
+                way: bar_of([one / base for one in seconds])
+                for way, seconds in ways.items()
+                if seconds
+            }
+    return Bars(drawn, "time of a step, as a share of WA's", form="{:.2f}")
 
 
-_TIMED = ("mlp", "lenet")
 _PAPER = {
     "mlp": "The paper's perceptron of 5 layers on handwritten digits bears truncation.",
     "lenet": "The paper's convolutional networks do not bear truncation.",
@@ -181,12 +165,12 @@ EVALUATION = Evaluation(
                 f"{_PAPER[task]} Error feedback sends later what was cut off; *strict* errs by at "
                 "most the bound, where the paper's codec errs by up to 2^-7 in values that take 8 "
                 "bits. Neither is in the paper. The dotted line of the picture is 32 bit.",
-                tuple(_arm(task, codec) for codec in _ALL.values()),
+                tuple(_arms(task).values()),
                 partial(_table, task=task),
                 {
                     f"accuracy-{task}": (
                         f"{task}: accuracy with each bound, and with truncation",
-                        partial(_draw_ends, task=task),
+                        partial(_chart, task=task),
                     )
                 },
             )
@@ -200,7 +184,9 @@ EVALUATION = Evaluation(
                 "error as a share of the squared norm.",
                 (_OBSERVED[task],),
                 partial(_shares, task=task),
-                {"classes": ("shares of the classes", _draw_shares)} if task == _TASKS[-1] else {},
+                {"classes": ("shares of the classes", _chart_of_shares)}
+                if task == _TASKS[-1]
+                else {},
             )
             for task in _TASKS
         ),
@@ -211,9 +197,9 @@ EVALUATION = Evaluation(
             "not those of all of it. "
             "WA: an aggregator (one server). INC: a ring. +C: gradients are compressed with bound "
             "2^-10; in WA only on the way to the aggregator.",
-            tuple(_timed(task, way, b) for b in _BANDWIDTHS for task in _TIMED for way in _WAYS),
-            partial(_times, bandwidths=_BANDWIDTHS),
-            {"times": ("time of a step, as a share of WA's", _draw_times)},
+            tuple(_timed(task, way, b) for b, task, way in product(_BANDWIDTHS, _TASKS, _WAYS)),
+            _times,
+            {"times": ("time of a step, as a share of WA's", _chart_of_times)},
         ),
     ),
 )

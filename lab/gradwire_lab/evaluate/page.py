@@ -13,6 +13,7 @@ from PIL import Image
 from gradwire.files import write_text
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
 from gradwire_lab.evaluate.found import DIVERGED, STOPPED, Found
+from gradwire_lab.evaluate.pictures import draw
 from gradwire_lab.train import plots
 from gradwire_lab.train.settings import TrainSettings
 
@@ -73,8 +74,8 @@ def _span(values: Sequence[int]) -> str:
 def _draw(experiment: Experiment, found: Found, page: Path) -> Iterable[tuple[Path, str]]:
     """The pictures of which there is something to draw, in a folder of the page's name."""
     folder = page.with_suffix("")
-    for name, (text, draw) in experiment.figures.items():
-        for path in plots.save({f"{name}.png": partial(draw, found)}, folder):
+    for name, (text, chart_of) in experiment.figures.items():
+        for path in plots.save({f"{name}.png": partial(draw, chart_of(found))}, folder):
             Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
             yield path, text
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradwire_lab.evaluate.arms import HOOK, Arm, arm
+from gradwire_lab.evaluate.charts import Lines, lines_over_steps
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import Found, Row, accuracy_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gradwire_lab.evaluate.found import Found, accuracy_table
 
 # Of pushes/pulls. Gradients that are broadcast are quantized once: their average is exact.
 _CODECS = {
@@ -22,7 +20,7 @@ _CODECS = {
     "1-bit SGD": "onebit",
     "1-bit SGD, buckets of 512": "onebit:bucket=512",
 }
-_DRAWN = tuple(label for label in _CODECS if label not in ("QSGD, 4 bit, buckets of 8192",))
+_NOT_DRAWN = "QSGD, 4 bit, buckets of 8192"
 _REPEATED = ("mlp", "mlp, Adam")  # with three seeds; others have two
 _TASKS: dict[str, dict[str, Any]] = {
     "resnet8": {},
@@ -39,18 +37,18 @@ def _arm(task: str, codec: str) -> Arm:
     return arm(model, codec, exchange=HOOK, seeds=3 if task in _REPEATED else 2, **options)
 
 
+def _arms(task: str) -> dict[str, Arm]:
+    return {label: _arm(task, codec) for label, codec in _CODECS.items()}
+
+
 def _table(found: Found, task: str) -> str:
-    rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
-    ours = accuracy_table(found, _arm(task, "raw"), rows)
+    ours = accuracy_table(found, _arms(task))
     return f"{ours}\n\n{_TABLE_1}" if task == "resnet8" else ours
 
 
-def _figure(found: Found, task: str, of_loss: bool) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import over_steps
-
-    return over_steps(
-        found, {label: _arm(task, _CODECS[label]) for label in _DRAWN}, of_loss=of_loss
-    )
+def _chart(found: Found, task: str, of_loss: bool) -> Lines:
+    drawn = {label: one for label, one in _arms(task).items() if label != _NOT_DRAWN}
+    return lines_over_steps(found, drawn, of_loss=of_loss)
 
 
 # Table 1: top-1 accuracy with 32 bits and with QSGD, and the speed-up with 8 GPUs.
@@ -86,12 +84,12 @@ EVALUATION = Evaluation(
         Experiment(
             f"Table 1 and figure 3: {task}",
             _PAPER[task],
-            tuple(_arm(task, codec) for codec in _CODECS.values()),
+            tuple(_arms(task).values()),
             partial(_table, task=task),
             {
                 f"figure-3-{task.replace(', ', '-').lower()}{end}": (
                     f"{task}: {what} over steps",
-                    partial(_figure, task=task, of_loss=of_loss),
+                    partial(_chart, task=task, of_loss=of_loss),
                 )
                 for end, what, of_loss in (
                     ("", "held-out loss" if task == "lstm" else "test accuracy", False),

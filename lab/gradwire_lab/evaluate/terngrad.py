@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 from gradwire_lab.evaluate.arms import HOOK, Arm, arm
+from gradwire_lab.evaluate.charts import Histograms, Line, Lines, line_through, lines_over_steps
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import Column, Found, Row, accuracy_table, table
+from gradwire_lab.evaluate.found import Found, accuracy_table, table
 from gradwire_lab.train.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Of pushes/pulls. The paper's sum of trits is exact, as is the uncompressed average.
 _CODECS = {
@@ -46,28 +44,23 @@ def _of_workers(workers: int, codec: str, momentum: float) -> Arm:
 
 
 def _by_workers(found: Found, momentum: float) -> str:
-    def column(label: str) -> Column:
-        codec = _OF_WORKERS[label]
-        return label, lambda row: found.text(_of_workers(int(row.label), codec, momentum))
+    rows = (
+        [
+            str(workers),
+            *(found.text(_of_workers(workers, codec, momentum)) for codec in _OF_WORKERS.values()),
+        ]
+        for workers in _WORKERS
+    )
+    return table(["workers", *_OF_WORKERS], rows)
 
-    rows = [Row(str(workers), _of_workers(workers, "raw", momentum)) for workers in _WORKERS]
-    return table([("workers", lambda row: row.label), *map(column, _OF_WORKERS)], rows)
 
-
-def _figure_3(found: Found, momentum: float) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import Line, lines
-
+def _accuracy_of_workers(found: Found, momentum: float) -> Lines:
     drawn: dict[str, Line] = {}
     for label, codec in _OF_WORKERS.items():
-        arms = [(workers, _of_workers(workers, codec, momentum)) for workers in _WORKERS]
-        ends = [(workers, found.finals(one)) for workers, one in arms]
-        points = [
-            (workers, [100 * final for final in finals]) for workers, finals in ends if finals
-        ]
-        ys, lows, highs = ([of(y) for _, y in points] for of in (fmean, min, max))
         beside = 1.03 ** len(drawn)  # so that the spreads of the lines don't hide each other
-        drawn[label] = Line([beside * x for x, _ in points], ys, lows, highs)
-    return lines(drawn, "workers", "test accuracy (%)", logarithmic=True, markers=True)
+        ends = [(w, found.ends(_of_workers(w, codec, momentum))) for w in _WORKERS]
+        drawn[label] = line_through([(beside * w, values) for w, values in ends if values])
+    return Lines(drawn, "workers", "test accuracy (%)", logarithmic=True, markers=True)
 
 
 # Table 1: Adam, the batch of a worker stays.
@@ -96,19 +89,22 @@ _TABLE_1 = {
 
 def _table_1(found: Found) -> str:
     rows = [
-        (workers, Row(f"{label}, {workers} workers", _adam(workers, _CODECS[label]), theirs))
+        (workers, f"{label}, {workers} workers", _adam(workers, _CODECS[label]), theirs)
         for (workers, label), theirs in _TABLE_1.items()
     ]
     return _by_equal_workers(found, rows, "paper: CifarNet")
 
 
-def _by_equal_workers(found: Found, rows: list[tuple[int, Row]], theirs: str) -> str:
+def _by_equal_workers(
+    found: Found, rows: list[tuple[int, str, Arm, tuple[str, str]]], theirs: str
+) -> str:
     """A table for each number of workers, whose first row is the base of its differences."""
-    groups: dict[int, list[Row]] = {}
-    for workers, row in rows:
-        groups.setdefault(workers, []).append(row)
+    groups: dict[int, dict[str, Arm]] = {}
+    for workers, label, one, _ in rows:
+        groups.setdefault(workers, {})[label] = one
+    cells = {label: numbers for _, label, _, numbers in rows}
     heads = (theirs, "difference")
-    return "\n\n".join(accuracy_table(found, of[0].arm, of, heads) for of in groups.values())
+    return "\n\n".join(accuracy_table(found, arms, heads, cells) for arms in groups.values())
 
 
 # Table 2: dropout, clipping, and larger batches by more workers, with as many epochs.
@@ -136,10 +132,10 @@ def _dropping(workers: int, label: str, dropout: float) -> Arm:
 
 
 def _table_2(found: Found) -> str:
-    rows = []
-    for (workers, label, dropout), theirs in _ALEXNET.items():
-        title = f"{label}, {workers} workers, dropout {dropout}"
-        rows.append((workers, Row(title, _dropping(workers, label, dropout), theirs)))
+    rows = [
+        (w, f"{label}, {w} workers, dropout {dropout}", _dropping(w, label, dropout), theirs)
+        for (w, label, dropout), theirs in _ALEXNET.items()
+    ]
     return _by_equal_workers(found, rows, "paper: AlexNet, top 1")
 
 
@@ -147,53 +143,41 @@ def _table_2(found: Found) -> str:
 _OBSERVED = arm("lenet", _CODECS["TernGrad"], observed=("terngrad",), exchange=HOOK, steps=_STEPS)
 
 
-def _figure_2(found: Found) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import histograms
-
+def _distributions(found: Found) -> Histograms:
     drawn = found.observed[_OBSERVED]["histograms"] if _OBSERVED in found.observed else {}
     titles = {"decoded": "ternary", "average": "average of the workers"}
     named = {
         tensor: {titles.get(key, key): values for key, values in shares.items()}
         for tensor, shares in drawn.items()
     }
-    return histograms(named, "standard deviations")
+    return Histograms(named, "standard deviations")
 
 
-def _figure_4(found: Found, of_loss: bool) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import over_steps
-
+def _over_steps(found: Found, of_loss: bool) -> Lines:
     shown = (("floating", 0.5), ("TernGrad", 0.2))
     arms = {f"{label}, dropout {dropout}": _dropping(4, label, dropout) for label, dropout in shown}
-    return over_steps(found, arms, of_loss=of_loss)
+    return lines_over_steps(found, arms, of_loss=of_loss)
 
 
-def _sparsity(found: Found) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import Line, lines
-
+def _sparsity(found: Found) -> Lines:
     drawn = {}
     if (observed := found.observed.get(_OBSERVED)) is not None:
         shares = observed["codecs"]["terngrad"]["density"]
         for index, (tensor, numel) in enumerate(observed["tensors"]):
-            label = f"{tensor}, {numel:,} values"
             zeros = [100 * (1 - of_step[index]) for of_step in shares]
-            drawn[label] = Line(observed["steps"], zeros)
-    return lines(drawn, "step", "values that are 0 (%)")
+            drawn[f"{tensor}, {numel:,} values"] = Line(observed["steps"], zeros)
+    return Lines(drawn, "step", "values that are 0 (%)")
 
 
 def _of_figure_3(part: str, momentum: float, about: str) -> Experiment:
-    name = "figure-3" if momentum else "figure-3b"
-    codecs = _OF_WORKERS.values()
+    name, text = "figure-3" if momentum else "figure-3b", "accuracy over the number of workers"
+    arms = (_of_workers(*one, momentum) for one in product(_WORKERS, _OF_WORKERS.values()))
     return Experiment(
         f"Figure 3 {part}: more workers, the same total batch",
         about,
-        tuple(_of_workers(workers, codec, momentum) for workers in _WORKERS for codec in codecs),
+        tuple(arms),
         partial(_by_workers, momentum=momentum),
-        {
-            name: (
-                f"accuracy over the number of workers, {part[5:]}",
-                partial(_figure_3, momentum=momentum),
-            )
-        },
+        {name: (f"{text}, {part[5:]}", partial(_accuracy_of_workers, momentum=momentum))},
     )
 
 
@@ -239,7 +223,7 @@ EVALUATION = Evaluation(
             "of the workers' ternary gradients. The paper shows them over all steps, with 2 "
             "workers; here it is one step.",
             (_OBSERVED,),
-            figures={"figure-2": ("histograms of the gradients of two tensors", _figure_2)},
+            figures={"figure-2": ("histograms of the gradients of two tensors", _distributions)},
         ),
         Experiment(
             "Figure 4: during a training",
@@ -247,8 +231,8 @@ EVALUATION = Evaluation(
             "paper 71 % of fc6 of AlexNet are zeros on average, with 4 workers.",
             (_dropping(4, "floating", 0.5), _dropping(4, "TernGrad", 0.2), _OBSERVED),
             figures={
-                "figure-4-accuracy": ("accuracy", partial(_figure_4, of_loss=False)),
-                "figure-4-loss": ("training loss", partial(_figure_4, of_loss=True)),
+                "figure-4-accuracy": ("accuracy", partial(_over_steps, of_loss=False)),
+                "figure-4-loss": ("training loss", partial(_over_steps, of_loss=True)),
                 "figure-4-sparsity": ("share of the values that are 0", _sparsity),
             },
         ),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradwire_lab.evaluate.arms import HOOK, TASKS, Arm, arm
+from gradwire_lab.evaluate.charts import Line, Lines, line_through, lines_over_steps
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import Column, Found, Row, accuracy_table, table
+from gradwire_lab.evaluate.found import Found, accuracy_table, table
 from gradwire_lab.evaluate.store import curve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _S = ("1.00", "1.50", "1.75", "1.90")
 _RATES = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
@@ -28,11 +26,7 @@ _DESIGNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "8-bit int": ("int8", {}, ("93.33", "-0.04", "3.62", "3.47", "1.51")),
     "Stoch 3-value b-3-5": ("stoch3", {}, ("92.06", "-1.31", "12.3", "7.51", "1.53")),
     "MQE 1-bit int": ("onebit", {}, ("93.21", "-0.16", "14.6", "7.40", "1.30")),
-    "5% sparsification": (
-        "topk:ratio=0.05",
-        {},
-        ("92.87", "-0.50", "8.98", "6.62", "1.44"),
-    ),
+    "5% sparsification": ("topk:ratio=0.05", {}, ("92.87", "-0.50", "8.98", "6.62", "1.44")),
     "2 local steps": ("raw", {"every": 2}, ("93.03", "-0.34", "1.92", "1.87", "1.38")),
     "3LC (s=1.00)": ("3lc:s=1.00,coder=rice", {}, ("93.32", "-0.05", "15.9", "7.97", "1.53")),
     "3LC (s=1.50)": ("3lc:s=1.50,coder=rice", {}, ("93.29", "-0.08", "20.9", "8.70", "1.53")),
@@ -49,14 +43,13 @@ _LOOKS = (
 _ALL_S = tuple(f"3LC (s={s})" for s in _S)
 _IN_FIGURE_6 = ("1.00", "1.75")
 _NO_ZRE = "no ZRE"
-_ALL_STEPS = ", all steps"
 _WITHOUT_ZRE = f"{_ALL_S[0]}, {_NO_ZRE}"
-
-
+# Those that are timed.
+_ON_LINKS = _DESIGNS | {_WITHOUT_ZRE: ("3lc:s=1.00,coder=none", {}, ("",) * 5)}
 # Without error feedback, a worker's model drifts from the server's where changes are pulled.
-_GRADIENTS_PULLED = Row(
-    "Stoch 3-value, gradients pulled", arm("resnet8", "stoch3", exchange=HOOK), ("", "")
-)
+_GRADIENTS_PULLED = {
+    "Stoch 3-value, gradients pulled": arm("resnet8", "stoch3", exchange=HOOK),
+}
 
 
 def _full(design: str) -> Arm:
@@ -66,10 +59,8 @@ def _full(design: str) -> Arm:
 
 def _shorter(design: str, share: float) -> Arm:
     """With a share of the standard steps, a whole number of exchanges."""
-    if share == 1.0:
-        return _full(design)
     codec, changes, _ = _DESIGNS[design]
-    return arm("resnet8", codec, steps=_steps(share), **changes)
+    return _full(design) if share == 1.0 else arm("resnet8", codec, steps=_steps(share), **changes)
 
 
 def _steps(share: float) -> int:
@@ -83,10 +74,6 @@ def _with_zre(s: str, **changes: Any) -> Arm:
     return arm("resnet8", f"3lc:s={sent},{coder}", **changes)
 
 
-def _with_zre_shorter(s: str) -> Arm:
-    return _with_zre(s, steps=_steps(0.25))
-
-
 def _timed(design: str, bandwidth: str, exchange: str = "server") -> Arm:
     """On shaped links, with one server. With zero-run encoding, whose bytes change during a
     training, a tenth of the steps is timed, as in the paper, otherwise a few.
@@ -94,12 +81,11 @@ def _timed(design: str, bandwidth: str, exchange: str = "server") -> Arm:
     The server exchanges in every step. So 2 local steps are timed by workers that step alone
     between two averages of `sharded`, which has no server.
     """
-    coder = "coder=none" if design == _WITHOUT_ZRE else "coder=zre"
-    codec, changes, _ = _DESIGNS[design.removesuffix(f", {_NO_ZRE}")]
+    codec, changes, _ = _ON_LINKS[design]
     steps = _steps(0.1) if design in _ALL_S else _TIMED_STEPS[bandwidth]
     return arm(
         "resnet8",
-        codec.replace("coder=rice", coder),
+        codec.replace("coder=rice", "coder=zre"),
         timed=True,
         seeds=_TIMED_SEEDS,
         exchange="sharded" if changes else exchange,
@@ -112,49 +98,40 @@ def _timed(design: str, bandwidth: str, exchange: str = "server") -> Arm:
 
 def _timed_base(design: str, bandwidth: str) -> Arm:
     """32-bit float in the same exchange."""
-    return _timed(_BASE, bandwidth, "sharded" if _DESIGNS[design][1] else "server")
+    return _timed(_BASE, bandwidth, "sharded" if _ON_LINKS[design][1] else "server")
 
 
-_TIMED = tuple(
-    _timed(design, bandwidth) for bandwidth in _RATES for design in (*_DESIGNS, _WITHOUT_ZRE)
-) + tuple(_timed_base("2 local steps", bandwidth) for bandwidth in _RATES)
+_TIMED = tuple(_timed(design, bandwidth) for bandwidth in _RATES for design in _ON_LINKS) + tuple(
+    _timed_base("2 local steps", bandwidth) for bandwidth in _RATES
+)
 
 
 def _table_1(found: Found) -> str:
-    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
-    rows.append(_GRADIENTS_PULLED)
-    return accuracy_table(found, _full(_BASE), rows, ("paper: accuracy (%)", "difference"))
+    arms = {design: _full(design) for design in _DESIGNS} | _GRADIENTS_PULLED
+    theirs = {design: numbers[:2] for design, (_, _, numbers) in _DESIGNS.items()}
+    return accuracy_table(found, arms, ("paper: accuracy (%)", "difference"), theirs)
 
 
 def _speed_ups(found: Found) -> str:
-    def column(place: int, bandwidth: str) -> list[Column]:
-        def ours(row: Row) -> str:
-            base = _timed_base(row.label.removesuffix(f", {_NO_ZRE}"), bandwidth)
-            return found.speed_up(_timed(row.label, bandwidth), base)
-
-        return [(bandwidth, ours), ("paper", lambda row: row.theirs[2 + place])]
-
-    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
-    rows.append(Row(_WITHOUT_ZRE, _full(_ALL_S[0]), ("",) * 5))
-    columns = [one for k, bandwidth in enumerate(_RATES) for one in column(k, bandwidth)]
-    return table([("design", lambda row: row.label), *columns], rows)
+    heads, rows = ["design"], {design: [design] for design in _ON_LINKS}
+    for place, bandwidth in enumerate(_RATES):
+        heads += [bandwidth, "paper"]
+        for design, (_, _, theirs) in _ON_LINKS.items():
+            base = _timed_base(design, bandwidth)
+            rows[design] += [found.speed_up(_timed(design, bandwidth), base), theirs[2 + place]]
+    return table(heads, rows.values())
 
 
 def _table_2(found: Found) -> str:
-    columns: list[Column] = [
-        ("s", lambda row: row.label),
-        ("ratio", lambda row: found.ratio(row.arm)),
-        ("bits pushed, pulled", lambda row: found.bits(row.arm)),
-        ("paper: ratio", lambda row: row.theirs[0]),
-        ("bits", lambda row: row.theirs[1]),
-        ("with coder=rice: bits", lambda row: found.bits(_with_rice(row.label))),
-    ]
+    heads = ("s", "ratio", "bits pushed, pulled", "paper: ratio", "bits", "with coder=rice: bits")
     rows = []
     for s, theirs in _TABLE_2.items():
-        rows.append(Row(s, _with_zre_shorter(s), theirs))
+        own = [(s, _with_zre(s, steps=_steps(0.25)), _with_rice(s))]
         if s in _IN_FIGURE_6:
-            rows.append(Row(s + _ALL_STEPS, _with_zre(s), theirs))
-    return table(columns, rows)
+            own.append((f"{s}, all steps", _with_zre(s), _with_rice(s, 1.0)))
+        for label, one, rice in own:
+            rows.append([label, found.ratio(one), found.bits(one), *theirs, found.bits(rice)])
+    return table(heads, rows)
 
 
 _TABLE_2 = {
@@ -166,54 +143,41 @@ _TABLE_2 = {
 }
 
 
-def _with_rice(label: str) -> Arm:
+def _with_rice(s: str, share: float = 0.25) -> Arm:
     """What a row of table 2 is compared with."""
-    s = label.removesuffix(_ALL_STEPS)
-    design = f"3LC (s={_S[0] if s == _NO_ZRE else s})"
-    return _shorter(design, 0.25 if s == label else 1.0)
+    return _shorter(f"3LC (s={_S[0] if s == _NO_ZRE else s})", share)
 
 
-def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Figure | None:
+def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Lines:
     """Accuracy over the time that the steps take, for each share of the steps."""
-    from gradwire_lab.evaluate.pictures import Line, lines
-
     drawn = {}
     for design in designs:
         seconds = found.seconds_a_step(_timed(design, bandwidth))
         arms = [_shorter(design, share) for share in _QUARTERS]
-        ends = [(found.settings[one].steps, found.finals(one)) for one in arms]
-        points = [(steps, [100 * final for final in finals]) for steps, finals in ends if finals]
-        if seconds is not None and points and min(min(y) for _, y in points) > _LOWEST_DRAWN:
-            minutes = [steps * seconds / 60 for steps, _ in points]
-            means, lows, highs = ([of(y) for _, y in points] for of in (fmean, min, max))
-            drawn[design] = Line(minutes, means, lows, highs)
-    return lines(
+        ends = [(found.settings[one].steps, found.ends(one)) for one in arms if found.ends(one)]
+        if seconds is not None and ends and min(min(y) for _, y in ends) > _LOWEST_DRAWN:
+            drawn[design] = line_through([(steps * seconds / 60, y) for steps, y in ends])
+    return Lines(
         drawn, f"training time at {_RATES[bandwidth]} (minutes)", "test accuracy (%)",
         logarithmic=True, markers=True, looks=_LOOKS,
     )  # fmt: skip
 
 
-def _over_steps(found: Found, of_loss: bool) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import over_steps
-
+def _over_steps(found: Found, of_loss: bool) -> Lines:
     arms = {design: _full(design) for design in _SHOWN}
-    return over_steps(found, arms, of_loss=of_loss, looks=_LOOKS)
+    return lines_over_steps(found, arms, of_loss=of_loss, looks=_LOOKS)
 
 
-def _bits_over_steps(found: Found, s: str) -> Figure | None:
-    from gradwire_lab.evaluate.pictures import Line, lines
-
+def _bits_over_steps(found: Found, s: str) -> Lines:
     drawn: dict[str, Line] = {}
     share, one = _compressed_share(found), _with_zre(s)
-    if not share:
-        return None
-    for run in found.runs(one)[:1]:
+    for run in found.runs(one)[:1] if share else []:
         for leg in ("push", "pull"):
             everything, mean = getattr(run, f"{leg}_bits"), getattr(run, f"{leg}_payload_bits")
             steps, bits = curve(everything, found.settings[one].steps)
             above = fmean(bits)  # the rest, raw tensors and headers, is the same in each step
             drawn[leg] = Line(steps, [mean + (of_step - above) / share for of_step in bits])
-    return lines(drawn, "step", "bits of a compressed value", title=f"s={s}")
+    return Lines(drawn, "step", "bits of a compressed value", title=f"s={s}")
 
 
 def _compressed_share(found: Found) -> float:
@@ -252,7 +216,7 @@ EVALUATION = Evaluation(
             "no residual, so what it changes in pulls is never made good: the workers' model "
             "drifts from the server's. How the paper's pulls avoid it is not in its text; the last "
             "row pulls the average gradient instead, as TernGrad.",
-            (*(_full(design) for design in _DESIGNS), _GRADIENTS_PULLED.arm),
+            (*map(_full, _DESIGNS), *_GRADIENTS_PULLED.values()),
             _table_1,
         ),
         Experiment(
@@ -270,7 +234,7 @@ EVALUATION = Evaluation(
             "Table 2: bits of a value",
             "Average of the compressed tensors alone, over a training of a quarter of the steps, "
             "and for two s over all steps, as in the paper.",
-            (*map(_with_zre_shorter, _TABLE_2), *map(_with_rice, _S)),
+            (*(_with_zre(s, steps=_steps(0.25)) for s in _TABLE_2), *map(_with_rice, _S)),
             _table_2,
         ),
         Experiment(
@@ -280,10 +244,7 @@ EVALUATION = Evaluation(
             "speed-ups. Points of 25, 50 and 75 % have one seed, those of 100 % two or three, and "
             f"the spread. A design that ends below {_LOWEST_DRAWN} % is left out. 2 local steps "
             "run without a server, in whose exchange uncompressed steps, too, take another time.",
-            (
-                *(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
-                *_TIMED,
-            ),
+            (*(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS), *_TIMED),
             figures={
                 f"{figure}{end}": (
                     f"accuracy over training time at {_RATES[bandwidth]}, {what}",
@@ -298,12 +259,9 @@ EVALUATION = Evaluation(
             "The mean of the seeds, and their spread. Between two evaluations of a seed its "
             "accuracy is interpolated, where another seed has its own. The loss is that of the "
             "workers' models, the accuracy that of the server's.",
-            tuple(_full(design) for design in _SHOWN),
+            tuple(map(_full, _SHOWN)),
             figures={
-                "figure-4-loss": (
-                    "training loss over steps",
-                    partial(_over_steps, of_loss=True),
-                ),
+                "figure-4-loss": ("training loss over steps", partial(_over_steps, of_loss=True)),
                 "figure-4-accuracy": (
                     "test accuracy over steps",
                     partial(_over_steps, of_loss=False),
