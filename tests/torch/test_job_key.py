@@ -194,7 +194,7 @@ def test_ranks_with_the_key_connect(keyed: None) -> None:
         if "/sealed/" in name:
             write(store, name, '{"waited_for": [1], "silent": true, "error": ""}')
     error = ValueError("its own")
-    first.announce(error)
+    first.board.announce(error)
     first.disconnect()
     assert "rank 0 stopped: ValueError: its own" in str(second.find_lost(SECONDS))
 

@@ -124,13 +124,14 @@ def _connect(store: dist.FileStore, rank: int, ranks: int) -> None:  # type: ign
     other user can write into the store, but connect with the ports."""
     import torch.distributed as dist
 
-    from gradwire.torch.network.meeting import RollCall
+    from gradwire.torch.network.meeting import Meeting
 
-    seconds = _PATIENCE.total_seconds()
-    with RollCall(store, rank, range(ranks), seconds).connecting() as gathering:
+    def make(_: dist.Store) -> dist.ProcessGroup:  # type: ignore[name-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         assert dist.group.WORLD is not None
-        gathering.prove(dist.group.WORLD, seconds)
+        return dist.group.WORLD
+
+    Meeting(store, rank, ranks).make_group(make, _PATIENCE.total_seconds())
 
 
 def main() -> int:

@@ -31,9 +31,9 @@ from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import agree
-from gradwire.torch.network.loopback import LoopbackGroup, group_here
+from gradwire.torch.network.loopback import group_here
 from gradwire.torch.network.meeting import Meeting, Where, add_gloo
-from gradwire.torch.network.transport import Transport
+from gradwire.torch.network.transport import MakesTransports, Transport, ranks_in_world
 from gradwire.torch.options import Execution
 from gradwire.torch.parameters import writing_to
 from gradwire.torch.stats import StepCounters
@@ -282,18 +282,11 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             print(self._rules.describe(), file=sys.stderr)
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())
         where: Where = self._inner
-        if not isinstance(where, LoopbackGroup):
-            where = Meeting(self._store, self.rank(), self.size(), self._ranks_in_world())
+        if not isinstance(where, MakesTransports):
+            where = Meeting(self._store, self.rank(), self.size(), ranks_in_world(self))
         session = Session(settings, device, where)
         session.close_with(self)
         return session
-
-    def _ranks_in_world(self) -> list[int]:
-        """Empty if the group was made outside a world."""
-        try:
-            return dist.get_process_group_ranks(self)
-        except KeyError:
-            return []
 
 
 def _warn_of_dropped(values: int, why: str) -> None:

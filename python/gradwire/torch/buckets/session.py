@@ -196,7 +196,7 @@ class Session:
 
     def _find_cause(self) -> Exception | None:
         found = self.error if isinstance(self.error, CommunicationError) else None
-        return found or self._connection.reported
+        return found or self._connection.board.error
 
     def close(self) -> None:
         """Ends the thread and the groups; residuals and counters stay readable.
@@ -222,7 +222,7 @@ class Session:
             self._connection.disconnect()
         if self._connection.error is None:
             self._connection.error = closed
-        self._connection.warn_of_threads(stopped)
+        self._connection.board.warn_of_threads(stopped)
         return stopped
 
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Transport], torch.Tensor], str]:

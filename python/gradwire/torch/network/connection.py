@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from gradwire import GradwireError
 from gradwire.torch.errors import CommunicationError
@@ -17,8 +17,6 @@ from gradwire.torch.network.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where, connect
 from gradwire.torch.network.store_access import ABORT_SECONDS, join, only_here
 from gradwire.torch.network.transport import LostError
-
-T = TypeVar("T", bound=Exception)
 
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b")
 
@@ -52,10 +50,10 @@ class Connection:
         self.error: Exception | None = None
         self.readers: list[threading.Thread] = []  # threads that wait for messages
         self._name_of = dict(enumerate(names)) if list(names) != list(range(len(names))) else {}
-        self._board = board or FailureBoard(
+        self.board = board or FailureBoard(
             store, self.name(self.rank), self._names((self.rank, *self.wire.peers))
         )
-        self._board.add_connection(self.wire.abort)
+        self.board.add_connection(self.wire.abort)
         self._is_connected = True
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
@@ -67,11 +65,6 @@ class Connection:
     def is_inherited(self) -> bool:
         """Whether this process is a child, forked from the one that made the connections."""
         return os.getpid() != self._process
-
-    @property
-    def reported(self) -> Exception | None:
-        """Why this rank ends, whichever of the connections that share a board ended first."""
-        return self._board.error
 
     def finish_with(
         self, owner: object, finish: Callable[[], None], stop: Callable[[], bool]
@@ -142,13 +135,13 @@ class Connection:
             return None
         peers = self._names(self.wire.peers)
         when = f"rank {self.name(self.rank)}, between two steps: {why}"
-        return self._end(self._board.diagnose(peers, True, when, patience=TIMEOUT_SPREAD_SECONDS))
+        return self._end(self.board.diagnose(peers, True, when, patience=TIMEOUT_SPREAD_SECONDS))
 
     def abandon(self, error: Exception) -> None:
         """Breaks off all waits; other threads get `error`. The peers see that this rank is gone."""
         if self.is_inherited:
             return
-        self._board.hurry()
+        self.board.hurry()
         if self.error is None:
             self.error = error
         self.wire.abort()
@@ -158,12 +151,8 @@ class Connection:
         if self.is_inherited:
             return
         self.error = error
-        self._board.leave()
+        self.board.leave()
         self.disconnect()
-
-    def announce(self, error: Exception) -> None:
-        """Leaves a report for the peers that this rank stopped because of its own `error`."""
-        self._board.announce(error)
 
     def disconnect(self) -> bool:
         """Releases the group. What was not flushed may be lost.
@@ -179,21 +168,17 @@ class Connection:
         self.wire.drop()
         return ended
 
-    def warn_of_threads(self, ended: bool) -> None:
-        """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
-        self._board.warn_of_threads(ended)
-
     def _judge(self, raised: Exception, doing: str) -> Exception:
         if isinstance(raised, LostError):
             return self._diagnose(raised, doing)
         self._name_ranks_of(raised)
-        self.announce(raised)
+        self.board.announce(raised)
         return raised
 
     def _diagnose(self, lost: LostError, doing: str) -> Exception:
         when = f"rank {self.name(self.rank)}, {doing}: {lost}"
         closed = () if lost.silent else self._names(self.wire.closed_peers())
-        return self._board.diagnose(self._names(lost.peers), lost.silent, when, closed)
+        return self.board.diagnose(self._names(lost.peers), lost.silent, when, closed)
 
     def name(self, rank: int) -> int:
         """What errors call a rank of the wire."""
@@ -216,19 +201,16 @@ class Connection:
         if isinstance(error, CommunicationError):
             error.ranks = self._names(error.ranks)
 
-    def _end(self, error: T) -> T:
+    def _end(self, error: Exception) -> Exception:
         with self._ending:
-            self._part(error)
+            self.error = error
+            with self._finalizing:
+                alive = self._finalizer.detach() if self._finalizer is not None else None
+                if alive is not None:
+                    finish = self.board.finisher(self._stop)
+                    self._finalizer = weakref.finalize(alive[0], only_here(finish))
+            # After the report: a rank that sees a connection close must find it in the store.
+            self.disconnect()
+            self.board.break_off()
+            self.board.linger()
         return error
-
-    def _part(self, error: Exception) -> None:
-        self.error = error
-        with self._finalizing:
-            alive = self._finalizer.detach() if self._finalizer is not None else None
-            if alive is not None:
-                finish = self._board.finisher(self._stop)
-                self._finalizer = weakref.finalize(alive[0], only_here(finish))
-        # After the report: a rank that sees a connection close must find it in the store.
-        self.disconnect()
-        self._board.break_off()
-        self._board.linger()

@@ -25,9 +25,9 @@ from gradwire.torch.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
-from gradwire.torch.network.loopback import LoopbackGroup
 from gradwire.torch.network.sealed_store import read, sealed, under
 from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.network.transport import MakesTransports
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
 TIMEOUT_SPREAD_SECONDS = 3.0  # the same, of ranks that each waited for their own timeout
@@ -64,7 +64,7 @@ class FailureBoard:
         self._store = store
         self._rank = rank
         self._ranks = sorted(ranks)
-        is_apart = dist.is_initialized() and not isinstance(dist.group.WORLD, LoopbackGroup)
+        is_apart = dist.is_initialized() and not isinstance(dist.group.WORLD, MakesTransports)
         self._may_host_store = is_apart and dist.get_rank() == 0
         self._access = StoreAccess()
         self._judging = threading.Lock()
@@ -114,28 +114,20 @@ class FailureBoard:
         `patience`: seconds for the reports of the others.
         """
         with self._judging:
-            if self.error is None:
-                self.error = self._find_culprits(lost, silent, when, closed, patience)
+            if self.error is not None:
+                return self.error
+            try:
+                self._write(FailureReport(waited_for=lost, silent=silent))
+                self._access.pause(patience)
+                reports = self._read()
+            except StoreUnreachableError as error:
+                if 0 in closed and not silent:
+                    lost = (0,)  # the store ended with rank 0, and others stopped because of that
+                self.error = _judge_without_store(lost, silent, when, str(error))
+            else:
+                self.leave()
+                self.error = _judge(reports, lost, when)
             return self.error
-
-    def _find_culprits(
-        self,
-        lost: tuple[int, ...],
-        silent: bool,
-        when: str,
-        closed: tuple[int, ...],
-        patience: float,
-    ) -> CommunicationError:
-        try:
-            self._write(FailureReport(waited_for=lost, silent=silent))
-            self._access.pause(patience)
-            reports = self._read()
-        except StoreUnreachableError as error:
-            if 0 in closed and not silent:
-                lost = (0,)  # the store ended with rank 0, and the others stopped because of that
-            return self._without_store(lost, silent, when, str(error))
-        self.leave()
-        return _judge(reports, lost, when)
 
     def leave(self) -> None:
         """Tells rank 0 that this rank needs the store no more."""
@@ -156,24 +148,6 @@ class FailureBoard:
         with contextlib.suppress(StoreUnreachableError):  # then no other rank can read it either
             while time.monotonic() < end and not self._access.ask(lambda: self._store.check(keys)):
                 self._access.pause(0.1)
-
-    def _without_store(
-        self, lost: tuple[int, ...], silent: bool, when: str, why: str
-    ) -> CommunicationError:
-        hosted = "the process group's store, hosted by rank 0 unless a launcher hosts it, is gone"
-        if silent:
-            return PeerSilentError(
-                f"{_name(lost)} sent nothing; {hosted} too ({why})"
-                f"{'' if lost == (0,) else ', so rank 0 may be the first that is silent'}; {when}",
-                lost,
-            )
-        if lost == (0,):
-            return PeerLostError(f"rank 0 is gone, and with it the store ({why}); {when}", lost)
-        return PeerLostError(
-            f"the connection to {_name(lost)} closed; {hosted} too ({why}), so rank 0 may be "
-            f"the first that is gone; {when}",
-            lost,
-        )
 
     def _write(self, report: FailureReport) -> None:
         if self._has_reported:
@@ -223,6 +197,25 @@ def _judge(
         return PeerSilentError(f"{_name(culprits)} sent nothing; {when}", culprits)
     return PeerLostError(
         f"{_name(culprits)} {'is' if len(culprits) == 1 else 'are'} gone; {when}", culprits
+    )
+
+
+def _judge_without_store(
+    lost: tuple[int, ...], silent: bool, when: str, why: str
+) -> CommunicationError:
+    hosted = "the process group's store, hosted by rank 0 unless a launcher hosts it, is gone"
+    if silent:
+        return PeerSilentError(
+            f"{_name(lost)} sent nothing; {hosted} too ({why})"
+            f"{'' if lost == (0,) else ', so rank 0 may be the first that is silent'}; {when}",
+            lost,
+        )
+    if lost == (0,):
+        return PeerLostError(f"rank 0 is gone, and with it the store ({why}); {when}", lost)
+    return PeerLostError(
+        f"the connection to {_name(lost)} closed; {hosted} too ({why}), so rank 0 may be "
+        f"the first that is gone; {when}",
+        lost,
     )
 
 

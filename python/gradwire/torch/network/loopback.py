@@ -19,6 +19,7 @@ process. (All else that belongs to a process is shared: other generators, warnin
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import sys
@@ -35,7 +36,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from gradwire.torch.errors import PeerMismatchError
+from gradwire.torch.errors import PeerLostError, PeerMismatchError
 from gradwire.torch.network.transport import (
     NOTHING,
     OVERHEAD_BYTES,
@@ -46,6 +47,7 @@ from gradwire.torch.network.transport import (
     Received,
     T,
     Transport,
+    ranks_in_world,
 )
 
 NAME = "loopback"
@@ -68,7 +70,7 @@ class _Ranks:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.store = c10d.HashStore()
-        self._channels: defaultdict[object, _Channels] = defaultdict(_Channels)
+        self.channels: defaultdict[object, _Channels] = defaultdict(_Channels)
         self._ended: set[int] = set()
         self._may_run = [threading.Semaphore(0) for _ in range(world_size)]
         self._until: list[Callable[[], bool]] = [lambda: True] * world_size
@@ -108,15 +110,12 @@ class _Ranks:
             raise errors[0]
         return [results[rank] for rank in range(self.world_size)]
 
-    def channels(self, name: object) -> _Channels:
-        return self._channels[name]
-
     def connect(self, name: object, place: int, size: int) -> _Channels:
         """The channels, when all ranks of a group have come for them. Raises LostError.
 
         place: of this rank in the group, by which its channels call it.
         """
-        channels = self._channels[name]
+        channels = self.channels[name]
         channels.place_of[_here.rank] = place
         if not self.wait(lambda: len(channels.place_of) == size):
             here = channels.place_of.values()
@@ -150,7 +149,7 @@ class _Ranks:
         self._may_run[waiting[0] if ready is None else ready].release()
 
     def _end(self, rank: int) -> None:
-        for channels in list(self._channels.values()):
+        for channels in list(self.channels.values()):
             if rank in channels.place_of:
                 channels.close(channels.place_of[rank])
         self._ended.add(rank)
@@ -276,20 +275,17 @@ class LoopbackGroup(dist.ProcessGroup):
         self._connections = itertools.count()
         self._calls = itertools.count()
 
-    def connect(self, timeout: float) -> tuple[LoopbackTransport, Store]:
-        """A transport between the ranks of the group, and a store of it alone. Every rank must call
-        this. Raises LostError if one does not."""
+    def make_transport(self, timeout: float) -> tuple[Transport, Store]:
+        """See MakesTransports."""
         number = next(self._connections)
-        channels = self._ranks.connect((self._name, number), self.rank(), self.size())
+        try:
+            channels = self._ranks.connect((self._name, number), self.rank(), self.size())
+        except LostError as lost:
+            names = ranks_in_world(self) or range(self.size())
+            absent = tuple(names[peer] for peer in lost.peers)
+            raise PeerLostError(f"ranks {absent} do not connect: {lost}", absent) from lost
         store = PrefixStore(f"gradwire/{self._name}/{number}", self._store)
         return LoopbackTransport(self._ranks, channels, self.rank(), self.size(), timeout), store
-
-    def names(self) -> list[int]:
-        """Its ranks in the world; without a place in the world, its own."""
-        try:
-            return dist.get_process_group_ranks(self)
-        except KeyError:
-            return list(range(self.size()))
 
     # What torch.distributed asks for -------------------------------------------------------------
 
@@ -358,7 +354,7 @@ class LoopbackGroup(dist.ProcessGroup):
         """The tensors of every rank, in the order of ranks."""
         size = self.size()
         number = next(self._calls)
-        channels = self._ranks.channels((self._name, "collectives"))
+        channels = self._ranks.channels[self._name, "collectives"]
         given = channels.given[number]
         given[self.rank()] = [tensor.detach().clone() for tensor in tensors]
         if not self._ranks.wait(lambda: len(given) == size):
@@ -376,17 +372,15 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 def _reduce(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
     """Raises NotImplementedError for operations other than these."""
-    stacked = torch.stack(tensors)
     if op == dist.ReduceOp.MAX:  # a ReduceOp equals a RedOpType, but not the reverse
-        return stacked.amax(dim=0)
+        return torch.stack(tensors).amax(dim=0)
     if op == dist.ReduceOp.MIN:
-        return stacked.amin(dim=0)
-    if not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
-        raise NotImplementedError(f"{NAME} has no {op}")
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors) if op == dist.ReduceOp.AVG else total
+        return torch.stack(tensors).amin(dim=0)
+    if op == dist.ReduceOp.SUM:
+        return functools.reduce(torch.add, tensors)
+    if op == dist.ReduceOp.AVG:
+        return functools.reduce(torch.add, tensors) / len(tensors)
+    raise NotImplementedError(f"{NAME} has no {op}")
 
 
 def _done(result: Any) -> dist.Work:
@@ -396,14 +390,12 @@ def _done(result: Any) -> dist.Work:
     return work
 
 
-def group_here(store: Store, rank: int, size: int) -> LoopbackGroup | None:
-    """A group in the thread of a rank; None in other threads."""
+def group_here(
+    store: Store, rank: int, size: int, timeout: timedelta | None = None
+) -> LoopbackGroup | None:
+    """A group in the thread of a rank, which has no use for the timeout; None in other threads."""
     ranks = getattr(_here, "ranks", None)
     return None if ranks is None else LoopbackGroup(ranks, store, rank, size)
-
-
-def _make_group(store: Store, rank: int, size: int, timeout: timedelta) -> LoopbackGroup:
-    return LoopbackGroup(_here.ranks, store, rank, size)
 
 
 class _Worlds:
@@ -428,7 +420,7 @@ class _Worlds:
 @contextlib.contextmanager
 def _worlds_of_threads() -> Iterator[None]:
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _make_group, devices=["cpu"])
+        dist.Backend.register_backend(NAME, group_here, devices=["cpu"])
     before, hook = distributed_c10d._world, sys.excepthook
     distributed_c10d._world = _Worlds(before)  # type: ignore[assignment]
     isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]

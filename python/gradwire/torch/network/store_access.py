@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 import torch
@@ -106,39 +107,40 @@ class StoreAccess:
         self._leaving = threading.Event()
         self._has_warned = False
 
-    def ask(self, call: Callable[[], T]) -> T:
+    def ask(self, call: Callable[[], T], meanwhile: Callable[[], None] = lambda: None) -> T:
         """The answer. Raises StoreUnreachableError if there is none, and an error of `call` that is
-        not PyTorch's store's as it is."""
+        not PyTorch's store's as it is. meanwhile: called again and again in this thread."""
         if self._leaving.is_set():
             raise StoreUnreachableError("this rank is leaving")
-        answer: list[T] = []
-        failures: list[Exception] = []
+        answer: Future[T] = Future()
 
         def run() -> None:
             try:
-                answer.append(call())
+                answer.set_result(call())
             except Exception as error:
-                failures.append(error)
+                answer.set_exception(error)
 
         thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
         thread.start()
         end = time.monotonic() + self._seconds
         while thread.is_alive() and not self._leaving.is_set() and time.monotonic() < end:
             thread.join(_LOOK_SECONDS)
+            if thread.is_alive():
+                meanwhile()
         if thread.is_alive():
             self._unanswered.append(thread)
-        if failures and (
-            isinstance(failures[0], JobKeyError) or not isinstance(failures[0], RuntimeError)
-        ):
-            raise failures[0]
-        if not answer:
-            why = str(failures[0]).splitlines()[0] if failures else "no answer"
-            raise StoreUnreachableError(why)
-        return answer[0]
+        if not answer.done():
+            raise StoreUnreachableError("no answer")
+        try:
+            return answer.result()
+        except JobKeyError:
+            raise
+        except RuntimeError as error:
+            raise StoreUnreachableError(str(error).partition("\n")[0]) from None
 
-    def pause(self, seconds: float) -> None:
-        """Waits so long, or until `hurry`."""
-        self._leaving.wait(seconds)
+    def pause(self, seconds: float) -> bool:
+        """Waits so long, or until `hurry`. Returns whether that was called."""
+        return self._leaving.wait(seconds)
 
     def hurry(self) -> None:
         """Ends all pauses and waits; no call is begun any more, because the program exits."""

@@ -11,10 +11,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from gradwire.torch.errors import PeerMismatchError
 
@@ -186,3 +188,20 @@ class Transport(ABC):
                 f"of gradwire, or rank {peer} is out of order",
                 (peer,),
             )
+
+
+@runtime_checkable
+class MakesTransports(Protocol):
+    """A process group that has transports of its own, in place of those over Gloo."""
+
+    def make_transport(self, timeout: float) -> tuple[Transport, Store]:
+        """A transport between its ranks, and a store of it alone. Every rank must call this. Raises
+        PeerLostError if one does not."""
+
+
+def ranks_in_world(group: dist.ProcessGroup) -> list[int]:
+    """The ranks of the group's processes; empty if the group was made outside a world."""
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return []

@@ -217,12 +217,12 @@ class ServerLink(Connection):
     def _judge(self, raised: Exception, doing: str) -> Exception:
         error = super()._judge(raised, doing)
         for connection in self._newer.values():
-            connection.announce(error)
+            connection.board.announce(error)
         return error
 
     def _drop(self) -> None:
         self.abandon(CommunicationError("the ServerOptimizer was dropped"))
-        self.warn_of_threads(self.disconnect())
+        self.board.warn_of_threads(self.disconnect())
 
     def _take_over(self, newer: Connection, peer: int) -> None:
         """The process behind this connection has the peer's place from now on."""
