@@ -43,7 +43,6 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
-from gradwire.files import replace_file
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
 
 FORMAT = 1
@@ -286,6 +285,8 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
             f"gradwire.torch.save needs a path, whose file it replaces, not {type(f).__name__}: "
             "torch.save writes to an open file"
         )
+    from gradwire.files import replace_file
+
     with replace_file(Path(f), durable=True) as file:
         torch.save(obj, cast(IO[bytes], file))
 

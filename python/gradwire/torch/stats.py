@@ -21,7 +21,6 @@ from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from gradwire._core import Layout
-from gradwire.choice import Chooser
 
 
 @dataclass(frozen=True)
@@ -193,14 +192,6 @@ class ChosenCodec:
     bits: float
     error: float
     decisions: int
-
-    @staticmethod
-    def of(chooser: Chooser, direction: str) -> tuple[ChosenCodec, ...]:
-        goal, decisions = chooser.goal.text, chooser.decisions
-        return tuple(
-            ChosenCodec(goal, direction, t.name, t.codec, t.bits, t.error, decisions)
-            for t in chooser.tensors.values()
-        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A bucket of gradients: a job to average it, the exchange that does so, its residuals and codecs.
+"""A bucket of gradients: a job to average it, the exchange that does so, and its codecs.
 
 Everything here happens in the communication thread, or while it is idle.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from gradwire.torch.buckets.auto_codecs import AutoCodecs, Shares
+from gradwire.torch.buckets.residuals import Shares
 from gradwire.torch.checkpoint import (
     MemoryOrder,
     Orders,
@@ -36,6 +36,9 @@ from gradwire.torch.stats import (
     StepCounters,
     TensorTraffic,
 )
+
+if TYPE_CHECKING:
+    from gradwire.torch.buckets.auto_codecs import AutoCodecs
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class Bucket:
         unused = job.unused
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
-        before = residuals_in(self.exchange, self._names(unused.own))
+        before = residuals_in(self.exchange, self._names(unused.own)) if unused.own else []
         said = [unused.begin(wire, len(self.tensors), self._passes_on)]
         if alike is not None:
             said.append(alike.begin(job.alike, wire, self._passes_on))
@@ -137,7 +140,8 @@ class Bucket:
         else:
             self.exchange.start(wide, job.step)
         finish_step(self.exchange, wire, said)
-        self._leave_out(unused.everywhere(), before, wide)
+        if self._left_out or unused.own:
+            self._leave_out(unused.everywhere(), before, wide)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if job.factor != 1:
@@ -235,74 +239,6 @@ class Bucket:
         )
 
 
-class ResidualStore:
-    """Keeps the residuals of parameters that no bucket has yet, and finds those that one has.
-
-    The former come from a checkpoint, from other ranks, or from buckets that DDP has replaced.
-
-    Attributes:
-        loss_scale: the gradient scaler's, of which residuals are multiples; None: no scaler.
-        unfinished: the bucket whose exchange was broken off, where undoing is kept.
-    """
-
-    def __init__(self, buckets: Mapping[int, Bucket]) -> None:
-        self.loss_scale: float | None = None
-        self.unfinished: int | None = None
-        self._buckets = buckets
-        self._unplaced: list[Residual] = []
-        self._keeps_undo = False
-        self._before: list[Residual] = []  # of the unfinished bucket
-
-    def all(self) -> list[Residual]:
-        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
-        return placed + self._unplaced
-
-    def before_unfinished(self) -> list[Residual]:
-        """As `all`, but those of the unfinished bucket as they were before its exchange."""
-        if self.unfinished is None:
-            return self.all()
-        others = [b for index, b in self._buckets.items() if index != self.unfinished]
-        placed = [r for bucket in others for r in bucket.residuals()]
-        return self._before + placed + self._unplaced
-
-    def keep_undo(self) -> None:
-        """From now on a copy of the residuals is kept while a bucket is averaged, so that an
-        exchange that is broken off can be undone."""
-        self._keeps_undo = True
-
-    def begin(self, index: int) -> None:
-        """The exchange of this bucket begins."""
-        if self._keeps_undo:
-            self.unfinished, self._before = index, self._buckets[index].residuals()
-
-    def confirm(self) -> None:
-        """The bucket is averaged, and nothing will be undone."""
-        self.unfinished, self._before = None, []
-
-    def add(self, residuals: list[Residual]) -> None:
-        self._unplaced += residuals
-
-    def replace(self, residuals: list[Residual]) -> None:
-        """Instead of all that no bucket has."""
-        self._unplaced = residuals
-
-    def place(self, bucket: Bucket) -> None:
-        """Gives a new bucket the residuals of its tensors."""
-        names = {name for name, _ in bucket.tensors}
-        bucket.adopt([residual for residual in self._unplaced if residual.name in names])
-        self._unplaced = [r for r in self._unplaced if r.name not in names]
-
-    def rescale(self, loss_scale: float | None) -> None:
-        """Gives residuals, which are sums of scaled gradients, the gradient scaler's new scale."""
-        before, self.loss_scale = self.loss_scale, loss_scale
-        if before is None or loss_scale is None or before == loss_scale:
-            return
-        factor = loss_scale / before
-        for bucket in self._buckets.values():
-            bucket.exchange.scale_residuals(factor)
-        self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
-
-
 class CodecChoice:
     """The codecs of the settings, or those that are chosen for their `auto` texts.
 
@@ -312,7 +248,11 @@ class CodecChoice:
 
     def __init__(self, settings: ExchangeSettings) -> None:
         self.settings = settings
-        self._auto = AutoCodecs(settings.goals, settings.remedy) if settings.goals else None
+        self._auto: AutoCodecs | None = None
+        if settings.goals:
+            from gradwire.torch.buckets.auto_codecs import AutoCodecs
+
+            self._auto = AutoCodecs(settings.goals, settings.remedy)
         self._decides = False  # whether a decision ends the step under way
 
     @property

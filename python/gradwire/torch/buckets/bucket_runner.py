@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.buckets.bucket import Bucket, BucketJob, CodecChoice, ResidualStore
+from gradwire.torch.buckets.bucket import Bucket, BucketJob, CodecChoice
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
+from gradwire.torch.buckets.residuals import ResidualStore
 from gradwire.torch.checkpoint import (
     Residual,
     StateDict,

@@ -127,7 +127,7 @@ class _Known:
 
     address: int
     strides: list[tuple[int, ...]]
-    orders: list[MemoryOrder]
+    orders: dict[str, MemoryOrder]
 
 
 class BucketOrders:
@@ -142,8 +142,9 @@ class BucketOrders:
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         values: torch.Tensor,
-    ) -> list[MemoryOrder]:
-        """Returns the order of each parameter in bucket `index`, which holds `values`.
+    ) -> dict[str, MemoryOrder]:
+        """Returns the orders of those parameters in bucket `index`, which holds `values`, that do
+        not lie there row-major.
 
         Complex values count as pairs.
 
@@ -155,22 +156,24 @@ class BucketOrders:
         known = self._known.get(index)
         if known is not None and (known.address, known.strides) == (address, strides):
             return known.orders
-        orders, start = [], 0
+        orders: dict[str, MemoryOrder] = {}
+        start = 0
         for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
             lying, wanted = _as_real(parameter), _as_real(gradient)
             part = values[start : start + lying.numel()]
             start += part.numel()
             if wanted.data_ptr() == part.data_ptr():  # DDP's gradient_as_bucket_view
-                orders.append(MemoryOrder.of_strides(wanted))
+                orders[name] = MemoryOrder.of_strides(wanted)
                 continue
-            orders.append(MemoryOrder.of_strides(lying))
-            if parameter.grad is not None and _lies_otherwise(part, wanted, orders[-1]):
+            orders[name] = MemoryOrder.of_strides(lying)
+            if parameter.grad is not None and _lies_otherwise(part, wanted, orders[name]):
                 raise RuntimeError(
                     f"{name} lies in memory in another order than when DistributedDataParallel "
                     "made its buckets, so that DDP would copy averages to the wrong elements: call "
                     "model.to(memory_format=...) before DistributedDataParallel(model), or wrap "
                     "the model again"
                 )
+        orders = {name: order for name, order in orders.items() if not order.is_row_major}
         self._known[index] = _Known(address, strides, orders)
         return orders
 

@@ -213,7 +213,7 @@ class GradwireState(SessionOwner):
             unused=Unused(i for i, p in enumerate(parameters) if p.grad is None),
             tensors=[(name, _shape_of(p)) for name, p in zip(names, parameters, strict=True)],
             values=values,
-            orders={n: o for n, o in zip(names, orders, strict=True) if not o.is_row_major},
+            orders=orders,
             loss_scale=self._loss_scale,
             queued=queued,
             hook_seconds=time.perf_counter() - queued,

@@ -378,3 +378,12 @@ class Peers:
 
     def close(self) -> None:
         self.session.close()
+
+
+def ratio_in_steps(
+    of_exchanges: float | None, averaging: Averaging, steps: int, exchanged: int
+) -> float | None:
+    """`ratio` of LocalStats. exchanged: values in all exchanges."""
+    if of_exchanges is None:
+        return None
+    return of_exchanges * steps * sum(f.numel for f in averaging.fragments) / exchanged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradwire.torch.optimizers.averaging import Averaging, Peers
+from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.stats import Stats, times_less
 
@@ -78,15 +78,6 @@ def summarize(averaging: Averaging, peers: Peers, own_steps: int, left_out: int)
         ratio_in_steps(exchanges.ratio, averaging, own_steps, exchanges.values),
         **peers.counted(),
     )
-
-
-def ratio_in_steps(
-    of_exchanges: float | None, averaging: Averaging, steps: int, exchanged: int
-) -> float | None:
-    """See LocalStats. exchanged: values in all exchanges."""
-    if of_exchanges is None:
-        return None
-    return of_exchanges * steps * sum(f.numel for f in averaging.fragments) / exchanged
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,12 +35,11 @@ from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import agree
 from gradwire.torch.network.transport import Transport
-from gradwire.torch.optimizers.averaging import Averaging, Peers
+from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import check_momentum, without_momentum
 from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
-from gradwire.torch.optimizers.local_stats import LocalStats, ratio_in_steps, summarize
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import (
@@ -53,6 +52,9 @@ from gradwire.torch.wrapping_optimizer import (
     refuse_modes,
     require_optimizer,
 )
+
+if TYPE_CHECKING:
+    from gradwire.torch.optimizers.local_stats import LocalStats
 
 
 class LocalSteps(WrappingOptimizer):
@@ -333,6 +335,8 @@ class LocalSteps(WrappingOptimizer):
 
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
+        from gradwire.torch.optimizers.local_stats import summarize
+
         return summarize(self._averaging, self._peers, self._own_steps, self._left_out)
 
     def last_step(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ element of a parameter is what later steps will still add to its average, if not
       replicas of FSDP2, servers of gradients)
 
 Every new rank's state has the whole owed amount, as residuals of kind "owed", and the rank takes
-its share when it makes its exchange (buckets/auto_codecs.py). So the amount is kept, whichever rank
+its share when it makes its exchange (buckets/residuals.py). So the amount is kept, whichever rank
 owns an element now.
 
 Where pulls are changes of the model, as those of ShardedOptimizer, their residuals are what the
