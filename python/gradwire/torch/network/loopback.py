@@ -18,16 +18,14 @@ process. (All else that belongs to a process is shared: other generators, warnin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import queue
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +49,7 @@ from gradwire.torch.network.transport import (
 )
 
 NAME = "loopback"
+_CLOSED = "its connection is closed"
 _here = threading.local()  # `ranks` and `rank` of a thread that is a rank
 
 
@@ -60,8 +59,18 @@ def run(world_size: int, function: Callable[[int], T]) -> list[T]:
     Raises the first exception of a rank. Ranks that wait for one that has ended, or for each other
     in a circle, get the errors of a lost peer.
     """
-    with _worlds_of_threads():
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, group_here, devices=["cpu"])
+    before, hook = distributed_c10d._world, sys.excepthook
+    distributed_c10d._world = _Worlds(before)  # type: ignore[assignment]
+    isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    isolate(True)
+    try:
         return _Ranks(world_size).run(function)
+    finally:
+        isolate(False)
+        distributed_c10d._world = before
+        sys.excepthook = hook  # init_process_group puts its own before it
 
 
 class _Ranks:
@@ -73,7 +82,7 @@ class _Ranks:
         self.channels: defaultdict[object, _Channels] = defaultdict(_Channels)
         self._ended: set[int] = set()
         self._may_run = [threading.Semaphore(0) for _ in range(world_size)]
-        self._until: list[Callable[[], bool]] = [lambda: True] * world_size
+        self._until: list[Callable[[], object]] = [lambda: True] * world_size
         self._is_stuck = False
         self._draws = [torch.get_rng_state()] * world_size
 
@@ -110,20 +119,7 @@ class _Ranks:
             raise errors[0]
         return [results[rank] for rank in range(self.world_size)]
 
-    def connect(self, name: object, place: int, size: int) -> _Channels:
-        """The channels, when all ranks of a group have come for them. Raises LostError.
-
-        place: of this rank in the group, by which its channels call it.
-        """
-        channels = self.channels[name]
-        channels.place_of[_here.rank] = place
-        if not self.wait(lambda: len(channels.place_of) == size):
-            here = channels.place_of.values()
-            missing = tuple(other for other in range(size) if other not in here)
-            raise LostError(missing, True, "all other ranks wait or have ended")
-        return channels
-
-    def wait(self, until: Callable[[], bool]) -> bool:
+    def wait(self, until: Callable[[], object]) -> bool:
         """Lets other ranks run until `until()` holds. Returns False if it never will."""
         if until():
             return True
@@ -165,9 +161,8 @@ class _Channels:
         # By sender and receiver.
         self.messages: defaultdict[tuple[int, int], deque[Received]] = defaultdict(deque)
         self.listeners: dict[tuple[int, int], Callable[[], None]] = {}
-        # By the number of a collective: what each rank gave, and who has taken it.
+        # By the number of a collective, until all have come to it: what each rank gave.
         self.given: defaultdict[int, dict[int, Any]] = defaultdict(dict)
-        self.taken: Counter[int] = Counter()
 
     def close(self, rank: int) -> None:
         self.closed.add(rank)
@@ -193,7 +188,7 @@ class LoopbackTransport(Transport):
 
     def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
         if peer in self._channels.closed:
-            raise self._closed(peer)
+            raise LostError((peer,), False, _CLOSED)
         message = Received(kind, payload.copy(), part, True)
         self.sent_bytes += OVERHEAD_BYTES + payload.size
         self._channels.messages[self.rank, peer].append(message)
@@ -202,10 +197,10 @@ class LoopbackTransport(Transport):
     def receive(self, peer: int, limits: Limits, timeout: float | None = None) -> Received:
         channels = self._channels
         messages = channels.messages[peer, self.rank]
-        if not self._wait(lambda: bool(messages) or {peer, self.rank} & channels.closed):
+        if not self._wait(lambda: messages or {peer, self.rank} & channels.closed):
             raise LostError((peer,), True, "all ranks wait for each other")
         if not messages:
-            raise self._closed(peer)
+            raise LostError((peer,), False, _CLOSED)
         message = messages.popleft()
         if message.kind not in limits:
             return message._replace(payload=NOTHING)
@@ -224,8 +219,7 @@ class LoopbackTransport(Transport):
     def abort(self) -> None:
         self._channels.close(self.rank)
 
-    def drop(self) -> None:
-        self.abort()
+    drop = abort
 
     def listen(
         self, peer: int, limits: Limits, put: Callable[[Received | Exception], None]
@@ -254,14 +248,9 @@ class LoopbackTransport(Transport):
 
     def _wait(self, until: Callable[[], object]) -> bool:
         start = time.perf_counter()
-        try:
-            return self._ranks.wait(lambda: bool(until()))
-        finally:
-            self.waited_seconds += time.perf_counter() - start
-
-    @staticmethod
-    def _closed(peer: int) -> LostError:
-        return LostError((peer,), False, "its connection is closed")
+        came = self._ranks.wait(until)
+        self.waited_seconds += time.perf_counter() - start
+        return came
 
 
 class LoopbackGroup(dist.ProcessGroup):
@@ -277,15 +266,17 @@ class LoopbackGroup(dist.ProcessGroup):
 
     def make_transport(self, timeout: float) -> tuple[Transport, Store]:
         """See MakesTransports."""
-        number = next(self._connections)
-        try:
-            channels = self._ranks.connect((self._name, number), self.rank(), self.size())
-        except LostError as lost:
-            names = ranks_in_world(self) or range(self.size())
-            absent = tuple(names[peer] for peer in lost.peers)
-            raise PeerLostError(f"ranks {absent} do not connect: {lost}", absent) from lost
+        number, rank, size = next(self._connections), self.rank(), self.size()
+        channels = self._ranks.channels[self._name, number]
+        channels.place_of[_here.rank] = rank
+        if not self._ranks.wait(lambda: len(channels.place_of) == size):
+            names = ranks_in_world(self) or range(size)
+            here = channels.place_of.values()
+            absent = tuple(names[place] for place in range(size) if place not in here)
+            why = "all other ranks wait or have ended"
+            raise PeerLostError(f"ranks {absent} do not connect: {why}", absent)
         store = PrefixStore(f"gradwire/{self._name}/{number}", self._store)
-        return LoopbackTransport(self._ranks, channels, self.rank(), self.size(), timeout), store
+        return LoopbackTransport(self._ranks, channels, rank, size, timeout), store
 
     # What torch.distributed asks for -------------------------------------------------------------
 
@@ -302,17 +293,13 @@ class LoopbackGroup(dist.ProcessGroup):
     def group_name(self) -> Any:
         return self._name
 
-    def broadcast(  # type: ignore[override] # as c10d calls it
-        self, tensors: list[torch.Tensor], opts: Any
-    ) -> dist.Work:
+    def broadcast(self, tensors: Any, opts: Any) -> dist.Work:  # type: ignore[override]
         root = opts.rootRank
         for tensor, given in zip(tensors, self._gather(tensors)[root], strict=True):
             _write(tensor, given)
         return _done(tensors)
 
-    def allreduce(  # type: ignore[override]
-        self, tensors: Any, opts: Any = None
-    ) -> dist.Work:
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         tensors = tensors if isinstance(tensors, list) else [tensors]
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         for tensor, *given in zip(tensors, *self._gather(tensors), strict=True):
@@ -321,9 +308,7 @@ class LoopbackGroup(dist.ProcessGroup):
 
     allreduce_coalesced: Any = allreduce
 
-    def allgather(  # type: ignore[override]
-        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> dist.Work:
         for given, output in zip(self._gather(tensors), outputs[0], strict=True):
             _write(output, given[0])
         return _done(outputs)
@@ -357,12 +342,11 @@ class LoopbackGroup(dist.ProcessGroup):
         channels = self._ranks.channels[self._name, "collectives"]
         given = channels.given[number]
         given[self.rank()] = [tensor.detach().clone() for tensor in tensors]
+        if len(given) == size:
+            del channels.given[number]  # each rank has it
         if not self._ranks.wait(lambda: len(given) == size):
             missing = sorted(set(range(size)) - given.keys())
             raise dist.DistBackendError(f"{NAME}: ranks {missing} do not take part")
-        channels.taken[number] += 1
-        if channels.taken[number] == size:
-            del channels.given[number], channels.taken[number]
         return [given[rank] for rank in range(size)]
 
 
@@ -386,13 +370,10 @@ def _reduce(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
 def _done(result: Any) -> dist.Work:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
-    work: dist.Work = c10d._create_work_from_future(future)  # type: ignore[attr-defined]
-    return work
+    return c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
-def group_here(
-    store: Store, rank: int, size: int, timeout: timedelta | None = None
-) -> LoopbackGroup | None:
+def group_here(store: Store, rank: int, size: int, timeout: Any = None) -> LoopbackGroup | None:
     """A group in the thread of a rank, which has no use for the timeout; None in other threads."""
     ranks = getattr(_here, "ranks", None)
     return None if ranks is None else LoopbackGroup(ranks, store, rank, size)
@@ -415,19 +396,3 @@ class _Worlds:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._now(), name, value)
-
-
-@contextlib.contextmanager
-def _worlds_of_threads() -> Iterator[None]:
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, group_here, devices=["cpu"])
-    before, hook = distributed_c10d._world, sys.excepthook
-    distributed_c10d._world = _Worlds(before)  # type: ignore[assignment]
-    isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
-    isolate(True)
-    try:
-        yield
-    finally:
-        isolate(False)
-        distributed_c10d._world = before
-        sys.excepthook = hook  # init_process_group puts its own before it
