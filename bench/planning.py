@@ -43,11 +43,11 @@ from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
 from gradwire_lab.plan.simulate import simulate
 from gradwire_lab.train import network
 from gradwire_lab.train.options import from_options
-from gradwire_lab.train.settings import GRADIENTS, SERVED, SHARDED, TrainSettings, parse_bandwidth
+from gradwire_lab.train.settings import SERVED, SHARDED, TrainSettings, parse_bandwidth
 from planning_ranks import ALONE, CODECS, Kind, measure
 from ranks import join, run_ranks
 
-(AVERAGING,) = (name for name, pulls in SERVED.items() if pulls == GRADIENTS)
+(AVERAGING,) = (name for name, pulls in SERVED.items() if pulls == "gradients")
 
 
 def main() -> None:

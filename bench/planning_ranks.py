@@ -20,7 +20,7 @@ from gradwire_lab.plan.meters import MessageMeter
 from gradwire_lab.plan.predict import DDP
 from gradwire_lab.plan.recorder import StepRecorder, without_exchange
 from gradwire_lab.train import data, models
-from gradwire_lab.train.settings import GRADIENTS, TrainSettings
+from gradwire_lab.train.settings import TrainSettings
 from gradwire_lab.train.strategies import local_optimizer
 from gradwire_lab.train.strategy import Strategy
 from gradwire_lab.train.torch_ddp import distribute
@@ -148,7 +148,7 @@ class Ways:
             local_optimizer(model, self._settings),
             servers=self._kind.servers,
             named_parameters=model.named_parameters(),
-            pulls=GRADIENTS,
+            pulls="gradients",
             codec=way,
         )
 

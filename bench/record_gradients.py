@@ -20,10 +20,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gradwire_lab.train import data, optimizers
+from gradwire_lab.train import data
 from gradwire_lab.train.loop import Trainer
 from gradwire_lab.train.rivals import PLAIN_DDP
 from gradwire_lab.train.settings import Run, TrainSettings
+from gradwire_lab.train.strategies import local_optimizer
 from gradwire_lab.train.strategy import Strategy
 
 STEPS = 300
@@ -53,7 +54,7 @@ class Recording(Strategy):
     """Plain SGD of one worker, which records the gradients of some steps."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
-        super().__init__(model, optimizers.build(settings, list(model.parameters()), []))
+        super().__init__(model, local_optimizer(model, settings))
         self._step = 0
         self.recorded: dict[str, Tensor] = {}
 

@@ -1,16 +1,40 @@
-"""Reads JSON objects that hold a dataclass, with errors that name the field."""
+"""Reads JSON objects that hold a dataclass: for files of users with errors that name the field."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from gradwire.strict_json import unique_pairs
 
 _OBJECT = "an object"
+
+
+class FromJson:
+    """The base of a dataclass that is read from its plain values."""
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Self:
+        """Fields that are missing have their defaults; others are left out. Raises TypeError,
+        ValueError, KeyError."""
+        made: Self = _build(cls, values)
+        return made
+
+
+def _build(kind: Any, value: Any) -> Any:
+    inner, whole = get_args(kind), get_origin(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        types = get_type_hints(kind)
+        return kind(**{n: _build(types[n], each) for n, each in dict(value).items() if n in types})
+    if isinstance(kind, UnionType):
+        return None if value is None else _build(inner[0], value)
+    if whole in (list, tuple):
+        return whole(_build(inner[0], each) for each in value)
+    return Path(value) if kind is Path else value
 
 
 def parse_object(text: bytes) -> dict[str, Any]:

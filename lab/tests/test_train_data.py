@@ -22,7 +22,7 @@ def test_fashion_mnist(folder: Path) -> None:
     loaded = data.load_images("fashion-mnist", folder)
     assert loaded.train.images.shape == (96, 1, 28, 28)
     assert loaded.test.images.shape == (20, 1, 28, 28)
-    assert (loaded.channels, loaded.side, loaded.classes) == (1, 28, 10)
+    assert loaded.shape == (1, 28, 10)
     normalised = loaded.normalise(loaded.train.images)
     assert normalised.dtype == np.float32
     assert abs(float(normalised.mean(dtype=np.float64))) < 1e-5

@@ -294,13 +294,14 @@ def test_a_server_is_a_process_after_the_workers(folder: Path) -> None:
         eval_every=2,
         batch=4,
     )
-    events: dict[int, list[str]] = {0: [], 1: []}
-    (records,) = run_workers(
+    events: dict[int, dict[str, Any]] = {0: {}, 1: {}}
+    run_workers(
         settings,
         settings.runs(),
         shaped=False,
-        on_event=lambda rank, event: events[rank].append(event["event"]),
+        on_event=lambda rank, event: events[rank].update({event["event"]: event}),
     )
+    records = [record for rank in (0, 1) for record in events[rank]["records"]["records"]]
     assert [record.rank for record in records] == [0, 1]
     worker, server = (record.hook for record in records)
     assert worker is not None
@@ -336,15 +337,15 @@ def test_a_bad_end_costs_no_result(
         codecs=("ddp",), workers=2, bandwidth=None, data_dir=folder, steps=2, eval_every=2, batch=4
     )
     lines: dict[int, str] = {}
-    records = run_workers(
-        settings,
-        settings.runs(),
-        shaped=False,
-        on_event=lambda rank, event: (
-            lines.update({rank: event["line"]}) if "line" in event else None
-        ),
-    )
-    assert [record.rank for record in records[0]] == [0, 1]
+    ranks: list[int] = []
+
+    def note(rank: int, event: dict[str, Any]) -> None:
+        ranks.extend(record.rank for record in event.get("records", ()))
+        if "line" in event:
+            lines[rank] = event["line"]
+
+    run_workers(settings, settings.runs(), shaped=False, on_event=note)
+    assert sorted(ranks) == [0, 1]
     delivered = "after it had delivered everything"
     assert sorted(lines.values()) == [
         f"was killed by signal 6 (SIGABRT) {delivered}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Context, Option
 
@@ -95,6 +95,8 @@ def _signature() -> inspect.Signature:
     for panel, names in _PANELS.items():
         for name in names:
             type_, default = types[name], getattr(TrainSettings, name)
+            if get_origin(type_) is Literal:
+                type_ = str  # checks.py says what is valid
             if get_origin(type_) is tuple:
                 type_, default = list[str], None
             elif name in _WITHOUT_DEFAULT:

@@ -9,9 +9,9 @@ from typing import Any
 from gradwire_lab.train.options import from_options
 from gradwire_lab.train.recipes import IMAGES, MODELS
 from gradwire_lab.train.results import run_name
-from gradwire_lab.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
+from gradwire_lab.train.settings import ONE_PROCESS, TrainSettings
 
-HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as with DDP's hook
+HOOK = f"{ONE_PROCESS}:pulls=gradients"  # the average gradient is pulled, as with DDP's hook
 
 # Options of `gradwire train`, by the names in TrainSettings. Each task is long enough that its
 # uncompressed training has converged: in the last tenth of the steps it gains less than 0.2 points

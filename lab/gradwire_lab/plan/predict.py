@@ -25,7 +25,7 @@ from gradwire_lab.plan.costs import Cost, Volume, allreduce, exchange_cost, serv
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile
 from gradwire_lab.plan.tokens import Tokens
 from gradwire_lab.plan.waiting import exposed_seconds
-from gradwire_lab.train.settings import GRADIENTS, HOOKED, SERVED, shares_scales
+from gradwire_lab.train.settings import HOOKED, SERVED, shares_scales
 
 DDP = "ddp"  # without gradwire
 
@@ -187,7 +187,7 @@ def _cost(
     if exchange in SERVED:
         if speed.pull_bits is not None:
             pulled = _bytes(bucket.layers, speed.pull_bits)
-        adds_trits = SERVED[exchange] == GRADIENTS and shares_scales(codec)
+        adds_trits = SERVED[exchange] == "gradients" and shares_scales(codec)
         if adds_trits:
             pulled = _sum_bytes(bucket, cluster)
         of_servers = _shares(bucket, codec, speed.bits, cluster.ranks, cluster.servers)

@@ -41,9 +41,6 @@ class ImageSet:
     images: Bytes
     labels: Labels
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 @dataclass(frozen=True)
 class Images:
@@ -54,32 +51,25 @@ class Images:
     test: ImageSet
     mean: Floats
     std: Floats
-    classes: int = 10
 
     metric = ACCURACY
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.channels, self.side, self.classes
+        """Channels, side, classes."""
+        _, channels, side, _ = self.train.images.shape
+        return channels, side, 10
 
     def describe(self) -> str:
-        return f"{len(self.train):,} images, {len(self.test):,} test images"
+        return f"{len(self.train.labels):,} images, {len(self.test.labels):,} test images"
 
     def batches(self, batch: int, world: int, rank: int, seed: int) -> Batches:
         return Batches(self, batch, world, rank, seed)
 
     def test_batches(self) -> Iterator[tuple[Floats, Labels]]:
-        for start in range(0, len(self.test), _TEST_BATCH):
+        for start in range(0, len(self.test.labels), _TEST_BATCH):
             part = slice(start, start + _TEST_BATCH)
             yield self.normalise(self.test.images[part]), self.test.labels[part]
-
-    @property
-    def channels(self) -> int:
-        return int(self.train.images.shape[1])
-
-    @property
-    def side(self) -> int:
-        return int(self.train.images.shape[2])
 
     def normalise(self, images: Bytes) -> Floats:
         """uint8 (b, channels, side, side) -> float32 of the same shape, mean 0, deviation 1."""
@@ -97,7 +87,7 @@ def locate(name: str, data_dir: Path | None) -> None:
     if name == TEXT:
         text.load(data_dir)
     else:
-        _locate_images(name, data_dir)
+        _LOCATED[name](data_dir)
 
 
 def load(name: str, data_dir: Path | None) -> Data:
@@ -107,9 +97,9 @@ def load(name: str, data_dir: Path | None) -> Data:
 
 def load_images(name: str, data_dir: Path | None) -> Images:
     """`fashion-mnist` or `cifar10`. Raises TrainError."""
-    folder = _locate_images(name, data_dir)
+    folder = _LOCATED[name](data_dir)
     if name == "cifar10":
-        train, test = _load_cifar10(folder)
+        train, test = _cifar_set(folder, _CIFAR_TRAIN), _cifar_set(folder, [_CIFAR_TEST])
     else:
         train, test = _idx_set(folder, "train"), _idx_set(folder, "t10k")
     # Histograms of bytes are exact, so all ranks get the same mean and deviation.
@@ -119,10 +109,6 @@ def load_images(name: str, data_dir: Path | None) -> Images:
     mean = np.array([share @ levels for share in shares], np.float32)
     variances = [share @ (levels - m) ** 2 for share, m in zip(shares, mean, strict=True)]
     return Images(name, train, test, mean, np.sqrt(variances).astype(np.float32))
-
-
-def _locate_images(name: str, data_dir: Path | None) -> Path:
-    return _locate_cifar10(data_dir) if name == "cifar10" else _locate_fashion_mnist(data_dir)
 
 
 # Fashion-MNIST: the IDX format of MNIST, gzipped.
@@ -168,7 +154,7 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
 
 _CIFAR_TRAIN = [f"data_batch_{i}.bin" for i in range(1, 6)]
 _CIFAR_TEST = "test_batch.bin"
-_CIFAR_ROW = 3 * 32 * 32
+_CIFAR_ROW = 1 + 3 * 32 * 32  # a label, and the red, the green, the blue plane
 _CIFAR_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
@@ -191,26 +177,22 @@ def _locate_cifar10(data_dir: Path | None) -> Path:
     )
 
 
-def _load_cifar10(folder: Path) -> tuple[ImageSet, ImageSet]:
-    train = [_read_cifar(folder / name) for name in _CIFAR_TRAIN]
-    return _cifar_set(train), _cifar_set([_read_cifar(folder / _CIFAR_TEST)])
+def _cifar_set(folder: Path, names: list[str]) -> ImageSet:
+    rows = np.concatenate([_read_cifar(folder / name) for name in names])
+    return ImageSet(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64))
 
 
-def _cifar_set(parts: list[tuple[Bytes, Labels]]) -> ImageSet:
-    images = np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32)
-    return ImageSet(images, np.concatenate([labels for _, labels in parts]))
-
-
-def _read_cifar(path: Path) -> tuple[Bytes, Labels]:
-    """The file has rows of a label byte and 3072 bytes: the red, the green, the blue plane."""
+def _read_cifar(path: Path) -> Bytes:
     try:
-        rows = np.fromfile(path, np.uint8)
+        content = np.fromfile(path, np.uint8)
     except OSError as error:
         raise TrainError(f"cannot read {path}: {error}") from error
-    if rows.size == 0 or rows.size % (1 + _CIFAR_ROW):
-        raise TrainError(f"{path}: {rows.size} bytes are not whole rows of {1 + _CIFAR_ROW}")
-    rows = rows.reshape(-1, 1 + _CIFAR_ROW)
-    return rows[:, 1:], rows[:, 0].astype(np.int64)
+    if content.size == 0 or content.size % _CIFAR_ROW:
+        raise TrainError(f"{path}: {content.size} bytes are not whole rows of {_CIFAR_ROW}")
+    return content.reshape(-1, _CIFAR_ROW)
+
+
+_LOCATED = {"fashion-mnist": _locate_fashion_mnist, "cifar10": _locate_cifar10}
 
 
 # Batches
@@ -225,28 +207,24 @@ class Batches:
     """
 
     def __init__(self, data: Images, batch: int, world: int, rank: int, seed: int) -> None:
-        if batch * world > len(data.train):
+        count = len(data.train.labels)
+        if batch * world > count:
             raise TrainError(
-                f"{world} workers x {batch} images do not fit in the {len(data.train)} images of "
-                f"{data.name}"
+                f"{world} workers x {batch} images do not fit in the {count} images of {data.name}"
             )
         pad = CROP_PADDING[data.name]
         self._data = data
         self._padded = np.pad(data.train.images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         self._batch, self._world, self._rank, self._seed = batch, world, rank, seed
-        self._epoch = -1
-        self._order: Labels = np.empty(0, np.int64)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self._data.train) // (self._batch * self._world)
+        self.steps_per_epoch = count // (batch * world)
+        self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def indices(self, step: int) -> Labels:
         """The indices of the step's training images, int64 (batch,)."""
         epoch, k = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, epoch])
-            self._order = rng.permutation(len(self._data.train))
+            self._order = rng.permutation(len(self._data.train.labels))
             self._epoch = epoch
         start = (k * self._world + self._rank) * self._batch
         return self._order[start : start + self._batch]
@@ -255,7 +233,7 @@ class Batches:
         """Images float32 (batch, channels, side, side), augmented and normalised; labels."""
         chosen = self.indices(step)
         rng = np.random.default_rng([self._seed, step, self._rank, 1])
-        images = crop_and_flip(self._padded, chosen, self._data.side, rng)
+        images = crop_and_flip(self._padded, chosen, self._data.shape[1], rng)
         return self._data.normalise(images), self._data.train.labels[chosen]
 
 

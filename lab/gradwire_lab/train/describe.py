@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gradwire_lab.train import schedule
-from gradwire_lab.train.settings import ADAM, AVERAGE, GRADIENTS, SGD, STEP, TrainSettings
+from gradwire_lab.train.settings import TrainSettings
 
 
 def optimizer(chosen: TrainSettings) -> str:
     first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
-    text = {SGD: f"SGD, momentum {chosen.momentum:g}", ADAM: "Adam"}
+    text = {"sgd": f"SGD, momentum {chosen.momentum:g}", "adam": "Adam"}
     falls = f"learning rate {first:g} to {first * last:g} ({chosen.schedule}"
     parts = [
         text.get(chosen.optimizer, "AdamW"),
@@ -23,14 +23,14 @@ def optimizer(chosen: TrainSettings) -> str:
 def exchange(chosen: TrainSettings) -> str:
     if chosen.has_servers:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
-        barrier = f", barrier {chosen.barrier}" if chosen.barrier != STEP else ""
+        barrier = f", barrier {chosen.barrier}" if chosen.barrier != "step" else ""
         return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"
     if chosen.takes_local_steps:
         return f"{chosen.exchange}, {_local_steps(chosen)}"
     if chosen.every == 1:
         return f"{chosen.exchange}, every step, of {chosen.compress}"
     between = "local ones between"
-    if chosen.compress == GRADIENTS:
+    if chosen.compress == "gradients":
         between = "gradients are summed between"
     return f"{chosen.exchange}, every {chosen.every} steps, {between}"
 
@@ -42,7 +42,7 @@ def _local_steps(chosen: TrainSettings) -> str:
         f"{chosen.fragments} fragments": chosen.fragments > 1,
         f"applied {chosen.delay} steps later": chosen.delay > 0,
         f"mix {chosen.mix:g}": chosen.mix > 0,
-        outer: chosen.outer != AVERAGE,
+        outer: chosen.outer != "average",
         f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
     }
     return ", ".join([f"{every}, of updates", *(text for text, said in differing.items() if said)])

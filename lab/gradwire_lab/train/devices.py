@@ -7,7 +7,7 @@ import torch
 from gradwire.torch.device_queue import require_kernels
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.rivals import PLAIN_DDP, is_rival
-from gradwire_lab.train.settings import UPDATES, TrainSettings
+from gradwire_lab.train.settings import TrainSettings
 
 
 def check_usable(settings: TrainSettings) -> None:
@@ -21,8 +21,8 @@ def check_usable(settings: TrainSettings) -> None:
         raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(is_rival(codec) for codec in settings.codecs):
         return
-    if settings.in_one_process and settings.compress == UPDATES:
-        raise TrainError(f"{asked}: --compress {UPDATES} steps models on the CPU: --device cpu")
+    if settings.in_one_process and settings.compress == "updates":
+        raise TrainError(f"{asked}: --compress updates steps models on the CPU: --device cpu")
     try:
         require_kernels(device)
     except RuntimeError as error:

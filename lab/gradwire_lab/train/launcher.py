@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from gradwire.job_key import with_new_key
@@ -33,11 +33,9 @@ _STDERR_LINES_KEPT = 30
 _SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then they are killed
 
 
-def run_workers(
-    settings: TrainSettings, runs: list[Run], shaped: bool, on_event: OnEvent
-) -> list[list[RankRecord]]:
-    """Starts a process for each rank, which takes part in all runs. Returns each run's records, by
-    rank. Call it in the main thread: a worker ends when the thread that started it ends.
+def run_workers(settings: TrainSettings, runs: list[Run], shaped: bool, on_event: OnEvent) -> None:
+    """Starts a process for each rank, which takes part in all runs. Call it in the main thread: a
+    worker ends when the thread that started it ends.
 
     on_event gets the events that worker.py lists, and at the end {"event": "stderr", "line"}.
     Raises TrainError as soon as a worker fails. A worker that fails after it delivered everything
@@ -50,7 +48,16 @@ def run_workers(
     with contextlib.ExitStack() as cleanup:
         # Nobody else may enter the folder, so no other user reaches the store of the ranks.
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-"))
-        environment = with_new_key(os.environ)
+        environment = {
+            # Errors come as exceptions; c10d would only log that a namespace has no DNS.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            **with_new_key(os.environ),
+            "OMP_NUM_THREADS": "1",
+            # Threads that spin while they wait would take the CPU from the other workers.
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONUNBUFFERED": "1",
+            "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
+        }
         workers: list[_Worker] = []
         for rank in range(settings.processes):
             # The first worker of a machine gets its namespace and link; the others share them.
@@ -65,13 +72,12 @@ def run_workers(
             for worker in workers[:: settings.ranks_per_machine]:
                 attach(worker.rank, worker.process)
         for worker in workers:
-            interface = network.INTERFACE if shaped else None
             worker.tell(
                 settings=settings.to_json(),
                 runs=[asdict(run) for run in runs],
                 rank=worker.rank,
                 store=f"{folder}/store",
-                interface=interface,
+                interface=network.INTERFACE if shaped else None,
             )
         try:
             _follow(settings, workers, on_event)
@@ -82,11 +88,6 @@ def run_workers(
             for worker in workers:
                 for line in worker.written():
                     on_event(worker.rank, {"event": "stderr", "line": line})
-        finished = range(max(len(worker.records) for worker in workers))
-        return [
-            [record for w in workers if run < len(w.records) for record in w.records[run]]
-            for run in finished
-        ]
 
 
 class _Worker:
@@ -102,12 +103,11 @@ class _Worker:
         first: subprocess.Popen[bytes] | None,
     ) -> None:
         """first: the process whose namespace it shares if `shaped`; None: it has its own."""
-        self.rank = rank
-        self.name = settings.names([rank])
-        self.records: list[list[RankRecord]] = []  # of each run
-        self._settings, self._runs = settings, runs
-        self._place = "while it started"
+        self.rank, self.name = rank, settings.names([rank])
+        self.runs = list(runs)  # that it has yet to deliver; the first is under way
         self.steps = 0  # of the run under way, of which the launcher heard
+        self._settings = settings
+        self._place = "while it started"
         self._error: TrainError | None = None
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by end
         self.pipe, theirs = Pipe()
@@ -125,23 +125,10 @@ class _Worker:
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=inherited,
-                env={
-                    # Errors come as exceptions; c10d would only log that a namespace has no DNS.
-                    "TORCH_CPP_LOG_LEVEL": "ERROR",
-                    **environment,
-                    "OMP_NUM_THREADS": "1",
-                    # Threads that spin while they wait would take the CPU from the other workers.
-                    "OMP_WAIT_POLICY": "passive",
-                    "PYTHONUNBUFFERED": "1",
-                    "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
-                },
+                env=environment,
                 process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
             )
         theirs.close()
-
-    @property
-    def has_delivered(self) -> bool:
-        return len(self.records) == len(self._runs)
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # it ended, and so next_event will say
@@ -156,7 +143,7 @@ class _Worker:
         match event["event"]:
             case "records":
                 event["records"] = [RankRecord.read(record) for record in event["records"]]
-                self.records.append(event["records"])
+                self.runs.pop(0)
                 self.steps = 0
             case "error":
                 self._error = TrainError(event["error"])
@@ -169,15 +156,8 @@ class _Worker:
                 self.steps = event["step"]
         return event
 
-    @property
-    def run(self) -> Run:
-        """The run under way."""
-        return self._runs[len(self.records)]
-
-    def loss(self) -> Event:
-        """The event that says that the run goes on without this worker."""
-        why = f"{self.name} {describe_end(self.process.returncode)} {self._place}"
-        return {"event": "lost", "run": self.run, "why": why}
+    def how_it_ended(self) -> str:
+        return f"{self.name} {describe_end(self.process.returncode)} {self._place}"
 
     def written(self) -> list[str]:
         """The lines that it wrote on stdout and stderr."""
@@ -187,30 +167,35 @@ class _Worker:
     def leave(self, deadline: float) -> None:
         """Waits for the end of a worker that has delivered everything. Adds a failure to its
         output."""
-        late = ""
+        late = (
+            "" if self.has_ended(deadline) else f": it did not end within {_SECONDS_TO_LEAVE:g} s"
+        )
+        if status := self.process.returncode:
+            line = f"{describe_end(status)} after it had delivered everything{late}\n"
+            self._output.write(line.encode())
+
+    def has_ended(self, deadline: float) -> bool:
+        """Whether it ended by itself; at the deadline it is killed."""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            late = f": it did not end within {_SECONDS_TO_LEAVE:g} s"
             self.process.kill()
-        if status := self.process.wait():
-            line = f"{describe_end(status)} after it had delivered everything{late}\n"
-            self._output.write(line.encode())
+            self.process.wait()
+            return False
+        return True
 
     def failure(self) -> TrainError:
         """The error that says why the worker ended too early."""
         while self.next_event() is not None:
             pass
-        status = self.process.wait()
-        if status == 0:
-            missing = self._settings.title(self.run)
+        if self.process.wait() == 0:
+            missing = self._settings.title(self.runs[0])
             return TrainError(f"{self.name} ended without a result for {missing}")
         if self._error is not None:
             return self._error
         lines = "".join(f"\n  | {line}" for line in self.written()[-_STDERR_LINES_KEPT:])
         return TrainError(
-            f"{self.name} {describe_end(status)} {self._place}; "
-            f"the others were stopped. Its last lines:{lines or ' none'}"
+            f"{self.how_it_ended()}; the others were stopped. Its last lines:{lines or ' none'}"
         )
 
     def end(self) -> None:
@@ -224,47 +209,34 @@ def _follow(settings: TrainSettings, workers: Sequence[_Worker], on_event: OnEve
     """Passes on the events until every worker has delivered everything, or, if one is lost, what
     the run gives without it."""
     lost: list[_Worker] = []
-    while busy := _busy(workers, lost):
-        ready = wait([worker.pipe for worker in busy])
-        for worker in [worker for worker in busy if worker.pipe in ready]:
-            event = worker.next_event()
-            if event is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(_SECONDS_TO_LEAVE)
-                worker.process.kill()
-                worker.process.wait()
-                if not _can_do_without(settings, worker, lost):
-                    # If a worker was killed, others may have failed because of it in the same
-                    # moment.
-                    failed = [w for w in workers if w.process.poll()] or [worker]
-                    raise min(failed, key=lambda w: w.process.returncode).failure()
-                lost.append(worker)
-                for other in workers:
-                    other.tell(lost=worker.rank)
-                on_event(worker.rank, worker.loss())
+    left = 0  # runs that nobody delivers any more
+    while busy := {w.pipe: w for w in workers if w not in lost and len(w.runs) > left}:
+        for worker in [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]:
+            if (event := worker.next_event()) is not None:
+                on_event(worker.rank, event)
                 continue
-            on_event(worker.rank, event)
+            worker.has_ended(time.monotonic() + _SECONDS_TO_LEAVE)
+            if not _can_do_without(settings, worker, len(lost)):
+                # If a worker was killed, others may have failed because of it in the same moment.
+                failed = [w for w in workers if w.process.poll()] or [worker]
+                raise min(failed, key=lambda w: w.process.returncode).failure()
+            lost.append(worker)
+            left = max(left, len(worker.runs) - 1)
+            for other in workers:
+                other.tell(lost=worker.rank)
+            why = worker.how_it_ended()
+            on_event(worker.rank, {"event": "lost", "run": worker.runs[0], "why": why})
 
 
-def _busy(workers: Sequence[_Worker], lost: Sequence[_Worker]) -> list[_Worker]:
-    """Those of which more is to come."""
-    last = min((len(worker.records) + 1 for worker in lost), default=None)
-    return [
-        worker
-        for worker in workers
-        if worker not in lost and not worker.has_delivered and len(worker.records) != last
-    ]
-
-
-def _can_do_without(settings: TrainSettings, worker: _Worker, lost: Sequence[_Worker]) -> bool:
+def _can_do_without(settings: TrainSettings, worker: _Worker, lost: int) -> bool:
     """Rank 0 evaluates and keeps the store. A worker that was not killed has an error to tell."""
     return (
         worker.rank > 0
         and not settings.is_server(worker.rank)
         and worker.process.returncode < 0
         and worker.steps > 0
-        and settings.can_lose_workers(worker.run)
-        and len(lost) < settings.backup_workers
+        and settings.can_lose_workers(worker.runs[0])
+        and lost < settings.backup_workers
     )
 
 
@@ -272,7 +244,6 @@ def describe_end(status: int) -> str:
     """How a process ended, from subprocess's return code."""
     if status >= 0:
         return f"ended with exit status {status}"
-    try:
+    with contextlib.suppress(ValueError):  # real-time signals have no names
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:  # real-time signals have no names
-        return f"was killed by signal {-status}"
+    return f"was killed by signal {-status}"

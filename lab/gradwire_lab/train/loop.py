@@ -50,9 +50,7 @@ class TrainingClock:
 
     def __init__(self, interface: str | None, device: torch.device, meeting: Barrier) -> None:
         """meeting: of the ranks that have such a clock."""
-        self._interface = interface
-        self._device = device
-        self._meeting = meeting
+        self._interface, self._device, self._meeting = interface, device, meeting
         # Seconds, bytes sent, bytes received. While the clock runs, its start is subtracted.
         self._total = np.zeros(3)
         self._runs = False
@@ -95,17 +93,14 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
+        self.settings, self._data, self._rank = settings, data, rank
+        self._interface, self._device = interface, device
         self._threads = settings.threads if settings.in_one_process else 1
         # For evaluations, while all other ranks wait.
         self._cpus = settings.threads if settings.in_one_process else len(os.sched_getaffinity(0))
         torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._device = device
-        self.settings = settings
-        self._data = data
-        self._rank = rank
-        self._interface = interface
         self.survivors: Survivors | None = None  # None: no worker may be gone
         if not settings.is_server(rank):
             self._batches(settings)  # raises TrainError if there are too few data
@@ -127,7 +122,7 @@ class Trainer:
 
         seconds = timeit.repeat(take_step, number=1, repeat=4)
         batches: Iterator[Arrays] = self._data.test_batches()
-        sample: list[Arrays] = [next(batches)]
+        sample = [next(batches)]
         evaluation = timeit.timeit(lambda: self._value(model, sample, self._threads), number=1)
         evaluation *= 1 + sum(1 for _ in batches)
         if self._device.type == "cpu":
@@ -180,8 +175,7 @@ class Trainer:
                 )
             self._train(model, settings, strategy, meeting, record, on_event)
         except RuntimeError as error:
-            explained = strategy.explain(error)
-            if explained is error:
+            if (explained := strategy.explain(error)) is error:
                 raise
             raise explained from error
         return record
@@ -234,10 +228,9 @@ class Trainer:
                     break
                 reached = None
                 if self._rank == 0:
-                    weights = strategy.weights() if average is None else average.weights
-                    value = self._value(
-                        strategy.snapshot(weights), self._data.test_batches(), self._cpus
-                    )
+                    weights = average.weights if average else strategy.weights()
+                    snapshot = strategy.snapshot(weights)
+                    value = self._value(snapshot, self._data.test_batches(), self._cpus)
                     record.evaluations.append(MetricValue(done, clock.seconds, value))
                     on_event(self._step_event(record, clock.seconds) | {"value": value})
                     reached = done if settings.metric.reached(value, settings.until) else None
@@ -245,8 +238,7 @@ class Trainer:
                     break
                 if done < settings.steps:
                     clock.start()
-        record.seconds = clock.seconds
-        record.link = clock.link
+        record.seconds, record.link = clock.seconds, clock.link
         if not record.failed:
             strategy.finish()
         record.hook = strategy.stats()
@@ -263,14 +255,13 @@ class Trainer:
         return self._data.batches(settings.batch, settings.workers, self._rank, settings.seed)
 
     def _model(self, settings: TrainSettings) -> nn.Module:
-        model = models.build(
+        return models.build(
             settings.model,
             *self._data.shape,
             seed=settings.seed,
             width=settings.width,
             dropout=settings.dropout,
-        )
-        return model.to(self._device)
+        ).to(self._device)
 
     def _to_device(self, batch: Arrays) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.from_numpy(array).to(self._device) for array in batch)

@@ -8,10 +8,8 @@ Every worker lives in a network namespace of its own, the bridge in another. (Wo
 machine in a hierarchical exchange share a namespace and its link.) The namespaces have no names, so
 each exists as long as a process is in it: when the processes end, however they end, the kernel
 removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace of the
-machine itself.
-
-A link with a latency is another kind: the kernel's `netem` is rarely there, so a process of ours
-carries the frames (relay.py).
+machine itself. A link with a latency is another kind: the kernel's `netem` is rarely there, so a
+process of ours carries the frames (relay.py).
 
 Rates: a token bucket (`tbf`) on both ends of every link limits what a worker sends *and* what it
 receives. The bucket holds one millisecond of the rate, at least three full Ethernet frames: enough
@@ -39,7 +37,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from statistics import fmean
 
@@ -64,8 +62,7 @@ class Bytes:
 
     @staticmethod
     def mean(counts: Sequence[Bytes]) -> Bytes:
-        sent, received = ([count.sent for count in counts], [count.received for count in counts])
-        return Bytes(round(fmean(sent)), round(fmean(received)))
+        return Bytes(*(round(fmean(way)) for way in zip(*map(astuple, counts), strict=True)))
 
 
 def address(rank: int) -> str:
@@ -149,56 +146,58 @@ def shaped_network(bits_per_second: int, latency: float = 0.0) -> Iterator[Attac
     if latency > 0.0:
         with relayed_network(bits_per_second, latency) as attach:
             yield attach
-        return
-    with bridged_network(bits_per_second) as bridge:
-        yield bridge.attach
+    else:
+        with bridged_network(bits_per_second) as bridge:
+            yield bridge.attach
 
 
+@dataclass(frozen=True)
 class Bridge:
     """A switch of the kernel, in the namespace of this descriptor, and its links."""
 
-    def __init__(self, namespace: int, bits_per_second: int) -> None:
-        self._namespace = namespace
-        self._rate = bits_per_second
+    namespace: int
+    rate: int
 
     def attach(self, rank: int, worker: subprocess.Popen[bytes]) -> None:
         """Gives a worker, started with in_own_namespace, its link: INTERFACE with address(rank)."""
-        port, rate = _port(rank), self._rate
+        port, shape = f"port{rank}", f"root {_shape(self.rate)}"
         with namespace_of(worker) as namespace:
             pair = f"type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}"
             up = f"link set dev {port} addrgenmode none master br0 up"
-            _run_in(self._namespace, "ip", [f"link add {port} {pair}", up], namespace)
-            _run_in(self._namespace, "tc", [f"qdisc add dev {port} root {_shape(rate)}"])
-            lines = [
-                "link set dev lo up",
-                f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
-                f"link set dev {INTERFACE} addrgenmode none gso_max_size {share_bytes(rate)} up",
-            ]
-            _run_in(namespace, "ip", lines)
-            _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {_shape(rate)}"])
-            _enter(namespace, ["tee", _QUEUED_BYTES], str(share_bytes(rate)))
+            _run_in(self.namespace, "ip", [f"link add {port} {pair}", up], namespace)
+            _run_in(self.namespace, "tc", [f"qdisc add dev {port} {shape}"])
+            share = share_bytes(self.rate)
+            _set_up(namespace, rank, f"gso_max_size {share}")
+            _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} {shape}"])
+            _enter(namespace, ["tee", _QUEUED_BYTES], str(share))
 
     def cut(self, rank: int) -> None:
         """Frames of the worker and for it are lost, until `restore`."""
-        _run_in(self._namespace, "ip", [f"link set dev {_port(rank)} down"])
+        _run_in(self.namespace, "ip", [f"link set dev port{rank} down"])
 
     def restore(self, rank: int) -> None:
-        _run_in(self._namespace, "ip", [f"link set dev {_port(rank)} up"])
+        _run_in(self.namespace, "ip", [f"link set dev port{rank} up"])
 
     def change_rate(self, rank: int, worker: subprocess.Popen[bytes], bits_per_second: int) -> None:
         """From now on, both ways."""
-        shape = _shape(bits_per_second)
-        _run_in(self._namespace, "tc", [f"qdisc change dev {_port(rank)} root {shape}"])
+        shape = f"root {_shape(bits_per_second)}"
+        _run_in(self.namespace, "tc", [f"qdisc change dev port{rank} {shape}"])
         with namespace_of(worker) as namespace:
-            _run_in(namespace, "tc", [f"qdisc change dev {INTERFACE} root {shape}"])
-
-
-def _port(rank: int) -> str:
-    return f"port{rank}"
+            _run_in(namespace, "tc", [f"qdisc change dev {INTERFACE} {shape}"])
 
 
 def _shape(rate: int) -> str:
     return f"tbf rate {rate}bit burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
+
+
+def _set_up(namespace: int, rank: int, option: str) -> None:
+    """Gives the worker's end of a link its address."""
+    lines = [
+        "link set dev lo up",
+        f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
+        f"link set dev {INTERFACE} {option} addrgenmode none up",
+    ]
+    _run_in(namespace, "ip", lines)
 
 
 @contextmanager
@@ -253,12 +252,7 @@ def _attach_to_relay(switch: socket.socket, rank: int, worker: subprocess.Popen[
             os.close(tap)
         if switch.recv(1) != b"k":
             raise TrainError("the relay between the workers ended")
-        lines = [
-            "link set dev lo up",
-            f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
-            f"link set dev {INTERFACE} mtu {relay.MTU} addrgenmode none up",
-        ]
-        _run_in(namespace, "ip", lines)
+        _set_up(namespace, rank, f"mtu {relay.MTU}")
 
 
 @contextmanager

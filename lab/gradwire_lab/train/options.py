@@ -9,18 +9,14 @@ from gradwire_lab.train.checks import check
 from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.rivals import BF16, PLAIN_DDP
 from gradwire_lab.train.settings import (
-    AVERAGE,
     BANDWIDTHS,
     DIRECTIONS,
-    GRADIENTS,
     HOOKED,
     IN_ONE_PROCESS,
     OUTERS,
     SERVED,
-    SGD,
     SHARDED,
     SHARDED_OPTIMIZER,
-    UPDATES,
     WEIGHT_DECAY,
     Rule,
     SettingsError,
@@ -53,8 +49,8 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     own = hooked["default_codec"]
     keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
     sums_gradients = keeps_gradients or exchange in IN_ONE_PROCESS
-    steps_gradients = keeps_gradients or IN_ONE_PROCESS.get(exchange) == GRADIENTS
-    updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
+    steps_gradients = keeps_gradients or IN_ONE_PROCESS.get(exchange) == "gradients"
+    updates = (optimizer != "sgd" and not steps_gradients) or (every > 1 and not sums_gradients)
     return {
         # One process has no PyTorch hooks.
         "codecs": (PLAIN_DDP, own) if exchange in IN_ONE_PROCESS else (PLAIN_DDP, BF16, own),
@@ -62,12 +58,12 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         "batch": recipe.batch,
         "width": recipe.width,
         "optimizer": optimizer,
-        "compress": UPDATES if updates else GRADIENTS,
-        "learning_rate": recipe.sgd if optimizer == SGD else recipe.adam,
+        "compress": "updates" if updates else "gradients",
+        "learning_rate": recipe.sgd if optimizer == "sgd" else recipe.adam,
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "warmup": max(steps // 20, min(recipe.warmup, steps // 4)),
         "clip": 0.0 if keeps_gradients else recipe.clip,
-        "outer_lr": OUTERS.get(values.get("outer", AVERAGE), 1.0),
+        "outer_lr": OUTERS.get(values.get("outer", "average"), 1.0),
         "threads": len(os.sched_getaffinity(0)) if exchange in IN_ONE_PROCESS else 1,
         "eval_every": default_eval_every(steps, every),
     }

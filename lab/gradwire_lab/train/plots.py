@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -33,17 +33,15 @@ _POINTS_OF_A_SMOOTH_LINE = 40
 def write(report: Report, folder: Path) -> list[Path]:
     """Writes a picture of the metric, such as accuracy.png, and loss.png, and bits.png if anything
     was sent."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = report.settings.metric.name
-    drawings = {
-        f"{name}.png": draw_metric,
-        f"{name}_of_steps.png": draw_metric_of_steps,
-        "loss.png": draw_loss,
+    settings = report.settings
+    name = settings.metric.name
+    figures: dict[str, Callable[[], Figure]] = {
+        f"{name}.png": partial(draw_metric, report),
+        f"{name}_of_steps.png": partial(draw_metric_of_steps, report),
+        "loss.png": partial(draw_loss, report),
     }
     if any(result.push_bits for result in report.results):
-        drawings["bits.png"] = draw_bits
-    figures = {file: partial(draw, report) for file, draw in drawings.items()}
-    settings = report.settings
+        figures["bits.png"] = partial(draw_bits, report)
     series = [Series(codec, results) for codec, results in report.by_codec().items()]
     if sum(one.bits is not None for one in series) > 1:
         task = Task(settings.model, settings.data, series)
@@ -53,7 +51,6 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 def write_frontiers(tasks: Sequence[Task], folder: Path) -> list[Path]:
     """Writes frontier-MODEL-DATA.png for each task."""
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {f"frontier-{t.model}-{t.data}.png": partial(draw_frontier, t) for t in tasks}
     return save(figures, folder)
 
@@ -77,7 +74,7 @@ def draw_metric(report: Report) -> Figure:
     (axes,) = figure.axes
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     if report.goal is not None:
         goal = report.settings.metric.scale * report.goal
@@ -110,30 +107,26 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
 def draw_frontier(task: Task) -> Figure:
     """Bits a value and the metric at the end of each series: the mean, and a bar from the lowest
     run to the highest. Series that are far worse than most are at the edge, with their means."""
+    metric = task.metric
     found = [(s.bits, s) for s in task.series if s.finals and s.bits is not None]
     drawn = sorted(found, key=lambda one: one[0])
     height = SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
     figure = Figure(figsize=(SIZE_INCHES[0], height), layout="constrained")
-    axes, metric = figure.subplots(), task.metric
+    axes = figure.subplots()
     worst = worst_shown([metric.scale * fmean(s.finals) for _, s in drawn], metric)
     for index, (bits, series) in enumerate(drawn):
         values = [metric.scale * value for value in series.finals]
-        mean = fmean(values)
+        mean, text = fmean(values), metric.text(fmean(series.finals))
         spread = [[mean - min(values)], [max(values) - mean]]
         if not metric.reached(mean, worst):
             mean, spread = worst, [[0.0], [0.0]]
-            text = metric.text(fmean(series.finals))
             axes.annotate(text, (bits, mean), (8, 0), textcoords="offset points", va="center")
-        look: dict[str, Any] = {
-            "color": _COLOURS[index % len(_COLOURS)],
-            "fmt": MARKERS[index % len(MARKERS)],
-        }
-        label = f"{series.label} ({metric.text(fmean(series.finals))})"
+            axes.axhline(worst, color="0.5", linewidth=1, linestyle=":")
+        look = {"color": style(index)["color"], "fmt": MARKERS[index % len(MARKERS)]}
+        label = f"{series.label} ({text})"
         axes.errorbar([bits], [mean], spread, label=label, capsize=3, **look)
-    if any(not metric.reached(metric.scale * fmean(s.finals), worst) for _, s in drawn):
-        axes.axhline(worst, color="0.5", linewidth=1, linestyle=":")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("bits a value of the compressed tensors, mean of push and pull")
     axes.set_ylabel(f"{metric.title} ({metric.unit})")
     axes.set_title(f"{task.model} on {task.data}", loc="left", fontsize=11)
@@ -171,22 +164,18 @@ def draw_loss(report: Report) -> Figure:
 def draw_bits(report: Report) -> Figure:
     """Two panels, push and pull, with the same logarithmic scale."""
     figure = Figure(figsize=(SIZE_INCHES[0], 1.4 * SIZE_INCHES[1]), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, sharey=True)
-    for index, result, label in _lines(report):
-        if not result.push_bits:
-            continue
-        of_seed = f" with seed {result.seed}" if report.settings.seeds > 1 else ""
-        for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
-            sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
-            mean = label and f"{label} (mean {sum(bits) / len(bits):.2f}{of_seed})"
-            axes.plot(*zip(*sent, strict=True), label=mean, **style(index))
-    for axes, direction, title, across in (
-        (above, "push", "push: gradients to their owner", ""),
-        (below, "pull", "pull: results back", "step"),
-    ):
+    panels = figure.subplots(2, 1, sharex=True, sharey=True)
+    titles = {"push": "push: gradients to their owner", "pull": "pull: results back"}
+    for axes, (direction, title) in zip(panels, titles.items(), strict=True):
+        for index, result, label in _lines(report):
+            of_seed = f" with seed {result.seed}" if report.settings.seeds > 1 else ""
+            if bits := getattr(result, f"{direction}_bits"):
+                sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
+                mean = label and f"{label} (mean {fmean(bits):.2f}{of_seed})"
+                axes.plot(*zip(*sent, strict=True), label=mean, **style(index))
         axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
-        _finish(axes, report, across, f"bits a value, {direction}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        _finish(axes, report, "step" if direction == "pull" else "", f"bits a value, {direction}")
         axes.set_title(title, loc="left", fontsize=11)
         axes.legend()
     figure.suptitle(_title(report), fontsize=11)
@@ -195,19 +184,17 @@ def draw_bits(report: Report) -> Figure:
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
     """Means of every `window` consecutive values: len(values) - window + 1 of them."""
-    sums = [0.0, *accumulate(values)]
-    return [(end - begin) / window for begin, end in zip(sums, sums[window:], strict=False)]
+    means: list[float] = np.convolve(values, np.full(window, 1.0 / window), "valid").tolist()
+    return means
 
 
 def _lines(report: Report) -> Iterator[tuple[int, RunResult, str]]:
     """The number of a run's codec, the run, and its label: the codec, for the first seed alone.
     Next to rivals it says which are gradwire's."""
-    codecs = report.by_codec()
-    has_rivals = any(is_rival(codec) for codec in codecs)
-    for index, (codec, results) in enumerate(codecs.items()):
-        label = f"gradwire, {codec}" if has_rivals and not is_rival(codec) else codec
-        for result in results:
-            yield index, result, label if result is results[0] else ""
+    has_rivals = any(is_rival(result.codec) for result in report.results)
+    for index, result, is_first in report.lines():
+        owner = "gradwire, " if has_rivals and not is_rival(result.codec) else ""
+        yield index, result, f"{owner}{result.codec}" if is_first else ""
 
 
 def style(index: int) -> dict[str, Any]:

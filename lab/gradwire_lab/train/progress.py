@@ -28,33 +28,24 @@ class Display(Progress):
 
     def __init__(self, console: Console, steps: int, metric: Metric) -> None:
         super().__init__(ProgressLine(console), console=console, disable=not console.is_terminal)
-        self._steps = steps
-        self._metric = metric
-        self._last_line = -math.inf
-        self._value = ""
-        self._task: TaskID | None = None
+        self._steps, self._metric = steps, metric
+        self._task = TaskID(0)
+        self._last_line, self._value = -math.inf, ""
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows an event of rank 0 if it is about progress."""
         if event["event"] == "begin":
-            self._value = ""
             self._task = self.add_task(event["run"], total=self._steps, state="")
-            self._last_line = -math.inf
-        elif event["event"] == "step":
-            self._show_step(event)
-
-    def _show_step(self, event: dict[str, Any]) -> None:
-        run, step = event["run"], event["step"]
+            self._last_line, self._value = -math.inf, ""
+        if event["event"] != "step":
+            return
         if "value" in event:
             self._value = f"  {self._metric.title} {self._metric.text(event['value'])}"
-        state = f"loss {event['loss']:.3f}{self._value}"
-        if self._task is not None:
-            self.update(self._task, completed=step, state=state)
+        step, state = event["step"], f"loss {event['loss']:.3f}{self._value}"
+        self.update(self._task, completed=step, state=state)
         now = time.monotonic()
         finished = step == self._steps and "value" in event
         if self.disable and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
             self._last_line = now
-            say(
-                self.console,
-                f"{run:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}",
-            )
+            of_all = f"step {step}/{self._steps}  {event['seconds']:.1f} s"
+            say(self.console, f"{event['run']:<14} {of_all}  {state}")

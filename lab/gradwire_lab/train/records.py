@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from gradwire_lab.json_fields import FromJson
 from gradwire_lab.train.network import Bytes
 
 
@@ -31,7 +32,7 @@ class StepCosts:
 
 
 @dataclass
-class RankRecord:
+class RankRecord(FromJson):
     """What one rank measured in one run.
 
     losses, push_bytes, pull_bytes, wire_seconds, own_seconds: one element for each step, None for
@@ -62,16 +63,6 @@ class RankRecord:
     step_ends: list[float | None] = field(default_factory=list)
     wire_seconds: list[float | None] = field(default_factory=list)
     own_seconds: list[float | None] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def read(values: dict[str, Any]) -> RankRecord:
-        """The record that was written as plain values. Raises TypeError, KeyError."""
-        evaluations = [MetricValue(**evaluation) for evaluation in values["evaluations"]]
-        link = None if values["link"] is None else Bytes(**values["link"])
-        return RankRecord(**values | {"evaluations": evaluations, "link": link})
 
     def note(self, loss: float, seconds: float, costs: StepCosts | None, left_out: int) -> None:
         """Notes a step that this rank took. seconds: what the training clock shows. left_out: the

@@ -27,12 +27,13 @@ DDP's own messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
+from gradwire_lab.json_fields import FromJson
 from gradwire_lab.train.network import Bytes
 from gradwire_lab.train.records import RankRecord
 from gradwire_lab.train.rivals import is_rival
@@ -52,7 +53,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(FromJson):
     """One run. Bytes are the mean of all workers, None if nothing was sent (one
     worker). Lists over steps are means of all workers. final: the metric at the end;
     None: the run diverged, in the step `diverged`, or could not go on, for the reason `failed`."""
@@ -86,16 +87,9 @@ class RunResult:
     wire_seconds: list[float] = field(default_factory=list)
     own_seconds: list[float] = field(default_factory=list)
 
-    @staticmethod
-    def read(values: dict[str, Any]) -> RunResult:
-        """The result that was written as plain values. Raises TypeError, KeyError."""
-        link = None if values["link"] is None else Bytes(**values["link"])
-        names = {known.name for known in fields(RunResult)}
-        return RunResult(**{k: v for k, v in values.items() if k in names} | {"link": link})
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(FromJson):
     """data: a description of the data set."""
 
     settings: TrainSettings
@@ -104,17 +98,10 @@ class Report:
     conditions: Conditions
     results: list[RunResult]
 
-    @staticmethod
-    def read(document: dict[str, Any]) -> Report:
-        """The report that was written as plain values. Raises TypeError, KeyError."""
-        links = {known.name: document["links"][known.name] for known in fields(Conditions)}
-        return Report(
-            TrainSettings.read(document["settings"]),
-            document["parameters"],
-            document["data"],
-            Conditions(**links),
-            [RunResult.read(result) for result in document["results"]],
-        )
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Report:
+        """The report that to_json wrote."""
+        return super().read(values | {"conditions": values["links"]})
 
     def by_codec(self) -> dict[str, list[RunResult]]:
         """The results of each codec, a seed after the other."""
@@ -122,6 +109,17 @@ class Report:
             codec: [result for result in self.results if result.codec == codec]
             for codec in dict.fromkeys(result.codec for result in self.results)
         }
+
+    def lines(self) -> Iterator[tuple[int, RunResult, bool]]:
+        """The number of a run's codec, the run, and whether it is the first of its codec."""
+        for index, results in enumerate(self.by_codec().values()):
+            for result in results:
+                yield index, result, result is results[0]
+
+    def label(self, result: RunResult) -> str:
+        """The run's name where each has one."""
+        alone = self.settings.seeds == 1
+        return result.codec if alone else f"{result.codec}, seed {result.seed}"
 
     def speedup(self, codec: str) -> float | None:
         """Over the first codec; both as the mean of the finished runs."""
@@ -200,12 +198,7 @@ def mean_of(
     return fmean(numbers) if numbers else None
 
 
-def steps_of(ranks: Sequence[RankRecord]) -> int:
-    """The steps that a run took."""
-    return len(ranks[0].losses)
-
-
-def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[RankRecord]) -> float:
+def model_seconds(settings: TrainSettings, ranks: Sequence[RankRecord]) -> float:
     """The formula at the top of this file."""
     assert settings.bandwidth is not None
     busy, volume = 0.0, 0.0
@@ -219,20 +212,18 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
     return busy + volume * 8 / settings.bandwidth
 
 
-def _reduced_values(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
-    push the values that it owns."""
-    if settings.has_servers and not is_rival(codec):
-        return parameters
-    return parameters * (settings.workers - 1) / settings.workers
-
-
-def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """The same if the exchange has owners. Otherwise a rank pushes all values to every other."""
+def _values_of_step(settings: TrainSettings, parameters: int) -> tuple[float, float]:
+    """How many values a worker pushes in a step, and how many it would with owners; it pulls as
+    many. Without servers, a rank does not push the values that it owns."""
+    reduced = parameters * (settings.workers - 1) / settings.workers
+    if is_rival(settings.codecs[0]):
+        return reduced, reduced
+    if settings.has_servers:
+        return parameters, parameters
     hooked = HOOKED.get(settings.exchange.partition(":")[0])
-    if hooked and not hooked["has_owners"] and not is_rival(codec):
-        return parameters * (settings.workers - 1)
-    return _reduced_values(settings, parameters, codec)
+    if hooked and not hooked["has_owners"]:  # all values to every other rank
+        return parameters * (settings.workers - 1), reduced
+    return reduced, reduced
 
 
 def result_of(
@@ -243,59 +234,65 @@ def result_of(
     lost: Sequence[str] = (),
 ) -> RunResult:
     """ranks: the records of a run, in order; those of workers that were lost have no steps."""
-    codec = ranks[0].codec
+    first, steps = ranks[0], len(ranks[0].losses)
     workers = [record for record in ranks[: settings.workers] if record.losses or not lost]
     seconds = measured = max(record.seconds for record in workers)
     if conditions.modelled:
-        seconds = model_seconds(settings, parameters, ranks)
-    way = settings.of_run(Run(codec, ranks[0].seed)).of_ranks()
-    values = _pushed_values(way, parameters, way.codecs[0])
-    pushed = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
-    plain = 4.0 * _reduced_values(way, parameters, way.codecs[0]) * steps_of(ranks)
+        seconds = model_seconds(settings, ranks)
+    own = settings.of_run(Run(first.codec, first.seed)).of_ranks()
+    values, reduced = _values_of_step(own, parameters)
+    # Bytes that a worker would push without compression.
+    pushed, plain = 4.0 * values * steps, 4.0 * reduced * steps
     hooks = [record.hook for record in workers if record.hook is not None]
-    push = pull = push_bits = pull_bits = ratio = None
-    payloads: list[float | None] = [None, None]
+    push = pull = push_bits = pull_bits = ratio = push_payload = pull_payload = None
     if hooks and plain > 0:
-        push = fmean([hook["push_bytes"] for hook in hooks])
-        pull = fmean([hook["pull_bytes"] for hook in hooks])
+        push, pull, beside = (
+            fmean([hook[f"{name}_bytes"] for hook in hooks]) for name in ("push", "pull", "control")
+        )
         push_bits, pull_bits = 32 * push / pushed, 32 * pull / pushed
-        beside = fmean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
-        payloads = [_payload_bits(ranks, leg) for leg in ("push", "pull")]
+        push_payload, pull_payload = (_payload_bits(ranks, leg) for leg in ("push", "pull"))
     links = [record.link for record in workers if record.link is not None]
-    diverged, failed, last = ranks[0].diverged, ranks[0].failed, ranks[0].evaluations[-1:]
+    is_whole = bool(first.evaluations) and first.diverged is None and not first.failed
+
+    def means(name: str) -> list[float]:
+        """The mean of each step over the workers that took it, up to a step without a value."""
+        each = zip(*(getattr(record, name) for record in workers), strict=True)
+        taken = ([value for value in step if value is not None] for step in each)
+        return [fmean(known) for known in takewhile(bool, taken)]
+
+    def bits(name: str) -> list[float]:
+        return [8 * mean / values for mean in means(name)] if values else []
+
     return RunResult(
-        codec=codec,
-        seed=ranks[0].seed,
-        final=last[0].value if last and diverged is None and not failed else None,
-        diverged=diverged,
+        codec=first.codec,
+        seed=first.seed,
+        final=first.evaluations[-1].value if is_whole else None,
+        diverged=first.diverged,
         seconds=seconds,
         measured_seconds=measured,
         push_bytes=push,
         pull_bytes=pull,
         push_bits_per_value=push_bits,
         pull_bits_per_value=pull_bits,
-        push_payload_bits=payloads[0],
-        pull_payload_bits=payloads[1],
+        push_payload_bits=push_payload,
+        pull_payload_bits=pull_payload,
         ratio=ratio,
         link=Bytes.mean(links) if links else None,
         replicas_identical=len({record.parameters_digest for record in workers}) == 1,
         evaluations=[
-            asdict(e) | {"seconds": e.seconds * seconds / measured} for e in ranks[0].evaluations
+            asdict(e) | {"seconds": e.seconds * seconds / measured} for e in first.evaluations
         ],
-        loss=_means_of_steps([record.losses for record in workers]),
-        push_bits=_bits_of_steps([record.push_bytes for record in workers], values),
-        pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
+        loss=means("losses"),
+        push_bits=bits("push_bytes"),
+        pull_bits=bits("pull_bytes"),
         hook_of_rank=[record.hook for record in ranks],
         device_of_worker=[record.device for record in workers],
-        failed=failed,
+        failed=first.failed,
         lost_workers=list(lost),
-        step_ends=[
-            round(end * seconds / measured, _PLACES)
-            for end in _means_of_steps([record.step_ends for record in workers])
-        ],
-        wire_seconds=_seconds_of_steps([record.wire_seconds for record in workers]),
-        own_seconds=_seconds_of_steps([record.own_seconds for record in workers]),
+        step_ends=[round(end * seconds / measured, _PLACES) for end in means("step_ends")],
+        wire_seconds=[round(mean, _PLACES) for mean in means("wire_seconds")],
+        own_seconds=[round(mean, _PLACES) for mean in means("own_seconds")],
     )
 
 
@@ -303,24 +300,9 @@ def _payload_bits(ranks: Sequence[RankRecord], leg: str) -> float | None:
     """Bits of a value of the compressed tensors, over all steps: the mean of the ranks that encode
     them. None: nobody counted them."""
     found = [
-        bits * min(1.0, hook["steps"] / steps_of(ranks))
+        bits * min(1.0, hook["steps"] / len(ranks[0].losses))
         for record in ranks
         if (hook := record.hook) is not None
         if (bits := hook.get(f"compressed_bits_{leg}")) is not None
     ]
     return fmean(found) if found else None
-
-
-def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
-    """The mean of each step over the ranks that took it, up to a step that has no value."""
-    steps = ([v for v in step if v is not None] for step in zip(*ranks, strict=True))
-    return [fmean(values) for values in takewhile(bool, steps)]
-
-
-def _seconds_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
-    return [round(mean, _PLACES) for mean in _means_of_steps(ranks)]
-
-
-def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> list[float]:
-    """Bits a value of each step from the bytes that each rank sent in it."""
-    return [8 * mean / values for mean in _means_of_steps(ranks)] if values else []

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from gradwire.files import write_text
@@ -39,9 +39,7 @@ class Results:
         self._folder = folder
         paths = {run: self._path(run) for run in settings.runs()} if folder else {}
         self.documents = {run: _read(path) for run, path in paths.items() if path.exists()}
-        if not self.documents:
-            return
-        data = describe_data()
+        data = describe_data() if self.documents else ""
         for run, document in self.documents.items():
             wanted = Report(settings.of_run(run), 0, data, conditions, [])
             _check_same(paths[run], document, wanted)
@@ -79,12 +77,12 @@ class Series:
     def bits(self) -> float | None:
         """Bits of a value, the mean of push and pull, of the compressed tensors alone; of
         everything where a run did not count these apart (rivals). None: unknown."""
-        payloads = (lambda run: run.push_payload_bits, lambda run: run.pull_payload_bits)
-        everything = (lambda run: run.push_bits_per_value, lambda run: run.pull_bits_per_value)
-        for legs in (payloads, everything):
-            means = [mean for leg in legs if (mean := mean_of(self.runs, leg)) is not None]
-            if len(means) == len(legs):
-                return fmean(means)
+        for name in ("payload_bits", "bits_per_value"):
+            push, pull = (
+                mean_of(self.runs, attrgetter(f"{leg}_{name}")) for leg in ("push", "pull")
+            )
+            if push is not None and pull is not None:
+                return (push + pull) / 2
         return None
 
     @property
@@ -146,35 +144,29 @@ def _merged(reports: Sequence[Report]) -> Report:
 def tasks_of(documents: Sequence[dict[str, Any]]) -> list[Task]:
     """The runs of some documents. A series is named by its codec, and by the settings in which the
     runs of its task differ. Raises TrainError if the data of a task differ."""
-    tasks = []
-    for model, data in dict.fromkeys(_task(document) for document in documents):
-        own = [document for document in documents if _task(document) == (model, data)]
-        if len(texts := {document["data"] for document in own}) > 1:
-            raise TrainError(
-                f"the runs of {model} on {data} can't be compared, because their data differ: "
-                f"{'; '.join(sorted(texts))}"
-            )
-        varied = _varied([settings_of(document) for document in own])
-        runs: dict[str, dict[int, RunResult]] = {}
-        for document in own:
-            differing = [f"{key} {settings_of(document)[key]}" for key in varied]
-            for result in map(RunResult.read, document["results"]):
-                label = ", ".join([result.codec, *differing])
-                runs.setdefault(label, {})[result.seed] = result
-        series = [Series(label, list(of_label.values())) for label, of_label in runs.items()]
-        times = " and ".join(sorted({document["times"] for document in own}))
-        tasks.append(Task(model, data, series, times))
-    return tasks
+    tasks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for document in documents:
+        settings = document["settings"]
+        tasks.setdefault((settings["model"], settings["data"]), []).append(document)
+    return [_task(model, data, own) for (model, data), own in tasks.items()]
 
 
-def _task(document: dict[str, Any]) -> tuple[str, str]:
-    return document["settings"]["model"], document["settings"]["data"]
-
-
-def _varied(found: list[dict[str, Any]]) -> list[str]:
-    return [
-        key for key in found[0] if key not in _FREE and any(s[key] != found[0][key] for s in found)
-    ]
+def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
+    if len(texts := {document["data"] for document in documents}) > 1:
+        raise TrainError(
+            f"the runs of {model} on {data} can't be compared, because their data differ: "
+            f"{'; '.join(sorted(texts))}"
+        )
+    found = [settings_of(document) for document in documents]
+    varied = [k for k, v in found[0].items() if k not in _FREE and any(s[k] != v for s in found)]
+    runs: dict[str, dict[int, RunResult]] = {}
+    for document, settings in zip(documents, found, strict=True):
+        for result in map(RunResult.read, document["results"]):
+            label = ", ".join([result.codec, *(f"{key} {settings[key]}" for key in varied)])
+            runs.setdefault(label, {})[result.seed] = result
+    series = [Series(label, list(of_label.values())) for label, of_label in runs.items()]
+    times = " and ".join(sorted({document["times"] for document in documents}))
+    return Task(model, data, series, times)
 
 
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -198,12 +190,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
     found, asked = settings_of(document), json.loads(json.dumps(wanted.settings.to_json()))
-    different = [k for k in asked if k not in _FREE and found[k] != asked[k]]
-    different += [k for k in ("codecs", "seed") if found[k] != asked[k]]
-    named = [f"{k} {found[k]} instead of {asked[k]}" for k in different]
-    for key, value in (("times", wanted.times), ("links", wanted.links), ("data", wanted.data)):
-        if document[key] != value:
-            named.append(f"{key} {document[key]} instead of {value}")
+    compared = [k for k in asked if k not in _FREE] + ["codecs", "seed"]
+    pairs = [(k, found[k], asked[k]) for k in compared]
+    pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links", "data")]
+    named = [f"{key} {one} instead of {other}" for key, one, other in pairs if one != other]
     if named:
         raise TrainError(
             f"{path} holds a run with other settings: {', '.join(named)}; take another --out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -31,7 +32,6 @@ from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.estimate import estimate_seconds
 from gradwire_lab.train.progress import Display, say
 from gradwire_lab.train.records import RankRecord
-from gradwire_lab.train.report import RunResult
 from gradwire_lab.train.results import Results
 from gradwire_lab.train.settings import Run, SettingsError, TrainSettings, format_bandwidth
 
@@ -153,24 +153,20 @@ class _Follower:
     ) -> None:
         self.conditions = conditions
         self.display = Display(console, chosen.steps, chosen.metric)
-        self._settings = chosen
-        self._console = console
-        self._outputs = outputs
-        self._kept = Results(
-            outputs.out,
-            chosen,
-            conditions,
-            lambda: data.load(chosen.data, chosen.data_dir).describe(),
-        )
+        self._settings, self._console, self._outputs = chosen, console, outputs
+
+        def describe_data() -> str:
+            return data.load(chosen.data, chosen.data_dir).describe()
+
+        self._kept = Results(outputs.out, chosen, conditions, describe_data)
         self._results = self._kept.found()
-        self._parameters, self._data = 0, ""
-        for document in self._kept.documents.values():
-            self._parameters, self._data = document["parameters"], document["data"]
+        # The parameters of the model, and what the data are.
+        self._facts: dict[str, Any] = next(iter(self._kept.documents.values()), {})
         self._speeds: list[dict[str, Any]] = []
-        self._arrived: dict[Run, list[RankRecord]] = {}
-        self._lost: dict[Run, list[str]] = {}  # workers that ended before their run, and why
-        self._written: dict[str, list[int]] = {}
-        self._expected = 1 if worker.world_of_torchrun() else min(chosen.processes, chosen.workers)
+        self._arrived: defaultdict[Run, dict[int, RankRecord]] = defaultdict(dict)
+        # Workers that ended before their run, and why.
+        self._lost: defaultdict[Run, list[str]] = defaultdict(list)
+        self._written: defaultdict[str, set[int]] = defaultdict(set)
         self._announce()
 
     @property
@@ -203,100 +199,97 @@ class _Follower:
             f"exchange   {describe.exchange(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"
         )
-        if self._results:
-            done = len(self._results)
-            text += (
-                f"\nresumed    {done} of {done + len(self.pending)} runs are in {self._outputs.out}"
-            )
+        if done := len(self._results):
+            runs = len(chosen.runs())
+            text += f"\nresumed    {done} of {runs} runs are in {self._outputs.out}"
         say(self._console, text)
 
     def follow(self, rank: int, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "ready":
-            self._speeds.append(event)
-            if len(self._speeds) == self._expected:
-                self._estimate()
-        elif kind == "stderr":
-            self._written.setdefault(event["line"], []).append(rank)
-        elif kind == "records":
-            run = _run_of(event["records"][0])
-            self._arrived.setdefault(run, []).extend(event["records"])
-            self._keep(run)
-        elif kind == "lost":
-            self._lost.setdefault(event["run"], []).append(event["why"])
-            self._keep(event["run"])
-        elif rank == 0:
-            self.display.show(event)
+        match event["event"]:
+            case "ready":
+                self._speeds.append(event)
+                chosen = self._settings
+                here = 1 if worker.world_of_torchrun() else min(chosen.processes, chosen.workers)
+                if len(self._speeds) == here:
+                    self._estimate()
+            case "stderr":
+                self._written[event["line"]].add(rank)
+            case "records":
+                for record in event["records"]:
+                    run = Run(record.codec, record.seed)
+                    self._arrived[run][record.rank] = record
+                self._keep(run)
+            case "lost":
+                self._lost[event["run"]].append(event["why"])
+                self._keep(event["run"])
+            case _ if rank == 0:
+                self.display.show(event)
 
     def show_written(self) -> None:
         """Prints the workers' output on stderr, such as warnings. Equal lines are printed once."""
         for line, ranks in self._written.items():
-            who = self._settings.names(sorted(set(ranks)))
-            say(self._console, f"{who}: {line}", style="dim")
+            say(self._console, f"{self._settings.names(sorted(ranks))}: {line}", style="dim")
 
     def _keep(self, run: Run) -> None:
         """Keeps the result of a run when the records of all ranks are there."""
-        chosen, lost = self._settings, self._lost.get(run, [])
-        arrived = self._arrived.get(run, [])
-        expected = chosen.of_run(run).of_ranks().ranks
-        if len(arrived) + len(lost) == expected:
-            ranks = {record.rank: record for record in self._arrived.pop(run)}
+        own, lost, arrived = self._settings.of_run(run), self._lost[run], self._arrived[run]
+        ranks = range(own.of_ranks().ranks)
+        if len(arrived) + len(lost) == len(ranks):
             records = [
-                ranks.get(rank) or RankRecord(run.codec, rank, seed=run.seed)
-                for rank in range(expected)
+                arrived.get(rank) or RankRecord(run.codec, rank, seed=run.seed) for rank in ranks
             ]
-            result = report.result_of(chosen, self._parameters, self.conditions, records, lost)
-            self._results[run] = result
-            self._kept.add(self._report_of(chosen.of_run(run), [result]), describe_place())
+            del self._arrived[run]
+            self._results[run] = report.result_of(
+                self._settings, self._facts["parameters"], self.conditions, records, lost
+            )
+            self._kept.add(self._report_of(own, [run]), describe_place())
 
-    def _report_of(self, chosen: TrainSettings, results: list[RunResult]) -> report.Report:
-        return report.Report(chosen, self._parameters, self._data, self.conditions, results)
+    def _report_of(self, chosen: TrainSettings, runs: list[Run]) -> report.Report:
+        parameters, data = self._facts["parameters"], self._facts["data"]
+        results = [self._results[run] for run in runs]
+        return report.Report(chosen, parameters, data, self.conditions, results)
 
     def report(self) -> report.Report:
         """Reports all runs."""
-        results = [self._results[run] for run in self._settings.runs()]
-        made, outputs = self._report_of(self._settings, results), self._outputs
-        lines = report_table.footnotes(made)
+        made, outputs = self._report_of(self._settings, self._settings.runs()), self._outputs
+        written: list[object] = []
         if outputs.json is not None:
             text = json.dumps(made.to_json(describe_place()), indent=2, allow_nan=False)
             if outputs.json == "-":
                 print(text)
             else:
                 write_text(Path(outputs.json), text)
-                lines.append(f"wrote {outputs.json}")
+                written.append(outputs.json)
         if outputs.plots is not None:
             from gradwire_lab.train import plots
 
-            lines += [f"wrote {path}" for path in plots.write(made, outputs.plots)]
+            written += plots.write(made, outputs.plots)
         if outputs.page is not None:
             page.write([made], [describe_place()], outputs.page)
-            lines.append(f"wrote {outputs.page}")
+            written.append(outputs.page)
         self._console.print(report_table.table(made))
-        say(self._console, "\n".join(lines))
+        notes = report_table.footnotes(made) + [f"wrote {path}" for path in written]
+        say(self._console, "\n".join(notes))
         return made
 
     def _estimate(self) -> None:
-        self._parameters, self._data = self._speeds[0]["parameters"], self._speeds[0]["data"]
-        bandwidth = self._settings.bandwidth if self.conditions.shaped else None
+        chosen, self._facts = self._settings, self._speeds[0]
+        parameters = self._facts["parameters"]
         estimates = estimate_seconds(
-            replace(self._settings, bandwidth=bandwidth),
-            self._parameters,
+            chosen if self.conditions.shaped else replace(chosen, bandwidth=None),
+            parameters,
             max(speed["step_seconds"] for speed in self._speeds),
             min(speed["evaluation_seconds"] for speed in self._speeds),
         )
         parts = ", ".join(f"{codec} {_duration(seconds)}" for codec, seconds in estimates.items())
         total = _duration(sum(estimates[run.codec] for run in self.pending))
-        each = " each run" if self._settings.seeds > 1 else ""
+        each = " each run" * (chosen.seeds > 1)
         say(
             self._console,
-            f"data       {self._data}\n"
-            f"parameters {self._parameters:,}\n"
+            f"data       {self._facts['data']}\n"
+            f"parameters {parameters:,}\n"
             f"estimate   {total} ({parts}{each})",
         )
-
-
-def _run_of(record: RankRecord) -> Run:
-    return Run(record.codec, record.seed)
 
 
 def _duration(seconds: float) -> str:

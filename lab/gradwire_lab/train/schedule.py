@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gradwire_lab.train.settings import SGD, TrainSettings
+from gradwire_lab.train.settings import TrainSettings
 
 FINAL_SHARE = 0.01  # of the first rate, at the end of a cosine (3LC, section 4.3: 0.1 to 0.001)
 _POWER = 0.5  # TernGrad, section 4
@@ -13,7 +13,7 @@ _POWER = 0.5  # TernGrad, section 4
 def first_rate(settings: TrainSettings) -> float:
     """The highest rate. With SGD it grows with the number of workers, as in 3LC. Adam's steps do
     not depend on the size of a gradient, and so not on the batch."""
-    return settings.learning_rate * (settings.workers if settings.optimizer == SGD else 1)
+    return settings.learning_rate * (settings.workers if settings.optimizer == "sgd" else 1)
 
 
 def last_share(settings: TrainSettings) -> float:

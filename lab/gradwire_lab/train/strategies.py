@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from gradwire.local_schedule import EVERY_STEP
 from gradwire.torch import (
     GradwireState,
     LocalSteps,
@@ -22,18 +23,10 @@ from gradwire.torch import (
     outer_nesterov,
 )
 from gradwire.torch.options import grouped
-from gradwire_lab.train import optimizers, rivals
+from gradwire_lab.train import rivals
 from gradwire_lab.train.records import StepCosts
 from gradwire_lab.train.rivals import is_rival
-from gradwire_lab.train.settings import (
-    AVERAGE,
-    NESTEROV,
-    SERVED,
-    SGD,
-    SHARDED_OPTIMIZER,
-    TrainSettings,
-    both_ways,
-)
+from gradwire_lab.train.settings import BETAS, SERVED, SHARDED_OPTIMIZER, TrainSettings, both_ways
 from gradwire_lab.train.strategy import Strategy
 from gradwire_lab.train.torch_ddp import TorchDdp, distribute
 
@@ -107,21 +100,19 @@ def choose(
     coding["exchange"] = settings.exchange
     if settings.takes_local_steps:
         return _Local(model, _local_steps(model, local, settings, coding))
-    state, forward = (
-        GradwireState(start_iter=settings.start_iter, **grouped(coding)),
-        distribute(model),
-    )
+    state = GradwireState(start_iter=settings.start_iter, **grouped(coding))
+    forward = distribute(model)
     forward.register_comm_hook(state, gradwire_hook)
     return Strategy(model, local, state, forward, clip)
 
 
 def _local_steps(
-    model: nn.Module, local: torch.optim.Optimizer, settings: TrainSettings, coding: dict[str, Any]
+    model: nn.Module, local: Optimizer, settings: TrainSettings, coding: dict[str, Any]
 ) -> LocalSteps:
     outer = {
-        AVERAGE: None,
-        SGD: lambda parameters: torch.optim.SGD(parameters, settings.outer_lr),
-        NESTEROV: outer_nesterov(settings.outer_lr),
+        "average": None,
+        "sgd": lambda parameters: SGD(parameters, settings.outer_lr),
+        "nesterov": outer_nesterov(settings.outer_lr),
     }
     return LocalSteps(
         local,
@@ -129,15 +120,7 @@ def _local_steps(
         outer=outer[settings.outer],
         residual_decay=settings.residual_decay,
         clip_norm=settings.clip or None,
-        **grouped(
-            {
-                "every": settings.every,
-                "fragments": settings.fragments,
-                "delay": settings.delay,
-                "mix": settings.mix,
-                **coding,
-            }
-        ),
+        **grouped(coding | _named(settings, *vars(EVERY_STEP))),
     )
 
 
@@ -158,20 +141,17 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
     local = local_optimizer(model, settings)
     if settings.clip > 0.0:  # whoever steps the model clips the average
 
-        def clip(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        def clip(stepped: Optimizer, *_: Any) -> None:
             parameters = [p for group in stepped.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, settings.clip)
 
         local.register_step_pre_hook(clip)
     return ServerOptimizer(
         local,
-        servers=settings.servers,
         pulls=SERVED[settings.exchange],
         named_parameters=model.named_parameters(),
-        backup_workers=settings.backup_workers,
-        staleness=settings.staleness,
-        barrier=settings.barrier,
         model=model,
+        **_named(settings, "servers", "backup_workers", "staleness", "barrier"),
         **grouped({"timeout": _PATIENCE_SECONDS, **_coding(codec, settings)}),
     )
 
@@ -179,19 +159,25 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
 def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
     """The arguments that every strategy of gradwire takes."""
     push, pull = both_ways(codec)
-    return {
-        "codec": push,
-        "pull_codec": None if pull == push else pull,
-        "min_numel": settings.min_numel,
-        "rules": [astuple(rule) for rule in settings.rules],
-        "exclude": settings.exclude,
-        "exclude_last": settings.exclude_last,
-        "threads": settings.threads,
-        "seed": settings.seed,
-    }
+    rules = [astuple(rule) for rule in settings.rules]
+    coding = {"codec": push, "pull_codec": None if pull == push else pull, "rules": rules}
+    names = ("min_numel", "exclude", "exclude_last", "threads", "seed")
+    return coding | _named(settings, *names)
 
 
-def local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def _named(settings: TrainSettings, *names: str) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in names}
+
+
+def local_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """AdamW leaves vectors undecayed, as is usual for biases and normalisation."""
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.dim() > 1]
-    return optimizers.build(settings, matrices, [p for p in parameters if p.dim() <= 1])
+    vectors = [p for p in parameters if p.dim() <= 1]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "sgd":
+        return SGD([*matrices, *vectors], rate, settings.momentum, weight_decay=decay)
+    if settings.optimizer == "adam":
+        return Adam([*matrices, *vectors], rate, BETAS, weight_decay=decay)
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return AdamW(groups, rate, BETAS, weight_decay=decay)

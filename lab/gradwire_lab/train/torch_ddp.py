@@ -62,12 +62,11 @@ class TorchDdp(Strategy):
         forward = distribute(model, workers, bucket_mb)
         super().__init__(model, optimizer, forward=forward, clip=clip)
         self._values = parameter_count(model)
-        self._value_bytes = 2 if rival.name in _HOOKS else 4
-        self._share = (workers.size() - 1) / workers.size()
+        share = (workers.size() - 1) / workers.size()
+        self._bytes_of_value = share * (2 if rival.name in _HOOKS else 4)
         self._power_sgd = None
         self._counted = 0  # of the values that PowerSGD has sent
         self._last_bytes = self._sent_bytes = 0.0
-        self._steps = 0
         if rival.name == POWERSGD:
             self._power_sgd = PowerSGDState(
                 workers, matrix_approximation_rank=rival.rank, start_powerSGD_iter=rival.start
@@ -78,27 +77,16 @@ class TorchDdp(Strategy):
 
     def take_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = super().take_step(inputs, targets)
-        self._last_bytes = self._share * self._value_bytes * self._values_of_step()
+        before = self._counted
+        if self._power_sgd is not None:  # it does not count its first steps, uncompressed ones
+            self._counted = self._power_sgd.total_numel_after_compression
+        self._last_bytes = self._bytes_of_value * (self._counted - before or self._values)
         self._sent_bytes += self._last_bytes
-        self._steps += 1
         return loss
 
     def last_costs(self) -> StepCosts:
         return StepCosts(self._last_bytes, self._last_bytes)
 
     def stats(self) -> dict[str, Any]:
-        return {
-            "steps": self._steps,
-            "push_bytes": self._sent_bytes,
-            "pull_bytes": self._sent_bytes,
-            "control_bytes": 0,
-            "computed": True,
-        }
-
-    def _values_of_step(self) -> int:
-        """PowerSGD counts the values that it sends, but for the first steps, which go
-        uncompressed."""
-        before = self._counted
-        if self._power_sgd is not None:
-            self._counted = self._power_sgd.total_numel_after_compression
-        return self._counted - before or self._values
+        sent = {"push_bytes": self._sent_bytes, "pull_bytes": self._sent_bytes}
+        return {"steps": self._steps, **sent, "control_bytes": 0, "computed": True}

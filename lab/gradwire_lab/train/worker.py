@@ -96,8 +96,9 @@ def run_under_torchrun(
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
     dist.init_process_group("gloo", timeout=_PATIENCE)
     for (record,) in run_all(trainer, runs, on_event):
-        if gathered := messages.gather(record.to_json()):
-            on_event({"event": "records", "records": [RankRecord.read(each) for each in gathered]})
+        records = [RankRecord.read(each) for each in messages.gather(asdict(record))]
+        if rank == 0:
+            on_event({"event": "records", "records": records})
 
 
 # Started by the launcher
@@ -155,7 +156,7 @@ def main() -> int:
         trainer.survivors = Survivors(store, lost)
         _connect(store, rank, settings.processes)
         for records in run_all(trainer, runs, tell):
-            tell({"event": "records", "records": [record.to_json() for record in records]})
+            tell({"event": "records", "records": [asdict(record) for record in records]})
     except TrainError as error:
         tell({"event": "error", "error": str(error)})
         return 1

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
 from statistics import fmean
 
 from gradwire_lab.train.page.figure import (
     Figure,
     Trace,
     axis,
+    bars,
     group_size,
     grouped,
-    label_of,
     line,
     means_of,
-    measured_by_us,
 )
 from gradwire_lab.train.report import Report, RunResult
+from gradwire_lab.train.rivals import is_rival
 from gradwire_lab.train.settings import format_bandwidth
 
 _NAMES = {
@@ -34,78 +33,60 @@ _BESIDE = (
 )
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Where the mean step of a run went, in milliseconds: means of all workers. The parts of the
-    exchange may run beside the computation; `rest` is what they leave of the step."""
-
-    rest: float
-    encode: float
-    decode: float
-    other: float
-    wire: float
-    whole: float
-
-
-def step_time(result: RunResult) -> StepTime | None:
-    """None: nobody measured the parts, or there is no step."""
+def step_time(result: RunResult) -> dict[str, float] | None:
+    """Where the mean step of a run went, in milliseconds, by _NAMES and "whole": means of all
+    workers. The parts of the exchange may run beside the computation; `rest` is what they leave of
+    the step. None: nobody measured the parts, or there is no step."""
     workers = [
         hook
         for hook in result.hook_of_rank
         if hook is not None and hook.get("role") != "server" and "wire_seconds" in hook
     ]
-    if not workers or not result.loss or not measured_by_us(result.codec):
+    if not workers or not result.loss or is_rival(result.codec):
         return None
 
     def mean(name: str) -> float:
-        return fmean([hook.get(name, 0.0) for hook in workers])
+        return fmean([hook.get(f"{name}_seconds", 0.0) for hook in workers])
 
-    encode, decode, wire = mean("encode_seconds"), mean("decode_seconds"), mean("wire_seconds")
-    other = max(0.0, mean("own_seconds") - encode - decode)
+    parts = {"rest": 0.0, "encode": mean("encode"), "decode": mean("decode")}
+    parts["other"] = max(0.0, mean("own") - sum(parts.values()))
     # Modelled times replace the wait by the time that the bytes take on the link.
-    wire = max(0.0, wire + result.seconds - result.measured_seconds)
-    rest = max(0.0, result.seconds - wire - encode - decode - other)
+    parts["wire"] = max(0.0, mean("wire") + result.seconds - result.measured_seconds)
+    parts["rest"] = max(0.0, result.seconds - sum(parts.values()))
     scale = 1e3 / len(result.loss)
-    return StepTime(*(scale * part for part in (rest, encode, decode, other, wire, result.seconds)))
+    return {name: scale * part for name, part in (parts | {"whole": result.seconds}).items()}
 
 
 def draw_time(report: Report) -> Figure | None:
     """A bar for each codec; None: no part was measured."""
-    found = {label_of(report, result): step_time(result) for result in report.results}
-    times = {label: time for label, time in found.items() if time is not None}
+    found = {report.label(result): (result, step_time(result)) for result in report.results}
+    times = {label: time for label, (_, time) in found.items() if time is not None}
     if not times:
         return None
-    labels, order = list(times), list(found)
-    traces: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": title,
-            "meta": index,
-            "x": [getattr(times[label], name) for label in labels],
-            "y": labels,
-        }
+    traces = [
+        bars(index, title, [time[name] for time in times.values()], times)
         for index, (name, title) in enumerate(_NAMES.items())
     ]
     without = {
         label: 1e3 * result.seconds / len(result.loss)
-        for result in report.results
-        if (label := label_of(report, result)) not in times and result.loss
+        for label, (result, time) in found.items()
+        if time is None and result.loss
     }
     if without:
-        bar = {"type": "bar", "orientation": "h", "name": "not divided", "meta": _GREY}
-        traces.append(bar | {"x": [*without.values()], "y": [*without]})
+        traces.append(bars(_GREY, "not divided", without.values(), without))
     whole: Trace = {"type": "scatter", "mode": "markers", "name": "the whole step", "meta": "ink"}
-    whole |= {"marker": {"symbol": "diamond", "size": 10}, "y": labels}
-    traces.append(whole | {"x": [times[label].whole for label in labels]})
+    whole |= {"marker": {"symbol": "diamond", "size": 10}, "y": list(times)}
+    traces.append(whole | {"x": [time["whole"] for time in times.values()]})
     said = [
-        f"{label}: {time.whole:.1f} ms, of which {time.wire:.1f} ms wait and "
-        f"{time.encode + time.decode + time.other:.1f} ms are gradwire's own work"
+        f"{label}: {time['whole']:.1f} ms, of which {time['wire']:.1f} ms wait and "
+        f"{time['encode'] + time['decode'] + time['other']:.1f} ms are gradwire's own work"
         for label, time in times.items()
     ]
     said += [f"{label}: {length:.1f} ms, not divided" for label, length in without.items()]
-    rows = [(label, *(f"{part:.2f}" for part in astuple(time))) for label, time in times.items()]
+    columns = (*_NAMES, "whole")
+    rows = [(label, *(f"{time[name]:.2f}" for name in columns)) for label, time in times.items()]
     rows += [(label, *"-----", f"{length:.2f}") for label, length in without.items()]
+    order = list(found)
     return Figure(
         "Where the time of a step went",
         f"Means of all steps and workers, {report.times}. {'. '.join(said)}. {_BESIDE}",
@@ -116,7 +97,7 @@ def draw_time(report: Report) -> Figure | None:
             "yaxis": {"autorange": "reversed", "categoryorder": "array", "categoryarray": order},
             "height": 190 + 46 * len(order),
         },
-        ("codec", *(part.name for part in fields(StepTime))),
+        ("codec", *columns),
         rows,
     )
 
@@ -128,25 +109,25 @@ def draw_steps(report: Report) -> list[Figure]:
 
 
 def _draw_steps(report: Report, result: RunResult) -> Figure:
-    lengths = [
-        1e3 * (end - before)
-        for before, end in zip([0.0, *result.step_ends], result.step_ends, strict=False)
-    ]
+    ends = result.step_ends
+    lengths = [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
     size = group_size(len(lengths), _POINTS)
-    steps, whole = grouped(lengths, size)
-    parts = {
-        "waiting for messages": grouped([1e3 * s for s in result.wire_seconds], size)[1],
-        "gradwire's own work": grouped([1e3 * s for s in result.own_seconds], size)[1],
-    }
-    traces = [line(0, "the whole step", True, steps, whole, meta="ink")]
-    for index, (name, values) in zip((4, 3), parts.items(), strict=True):
-        traces.append(line(index, name, True, steps, values, fill="tozeroy"))
-    wait, own = parts.values()
+    whole, wait, own = (
+        grouped([1e3 * s for s in seconds], size)[1]
+        for seconds in (lengths, result.wire_seconds, result.own_seconds)
+    )
+    steps, _ = grouped(lengths, size)
+    fill = {"fill": "tozeroy"}
+    traces = [
+        line(0, "the whole step", True, steps, whole, meta="ink"),
+        line(4, "waiting for messages", True, steps, wait, **fill),
+        line(3, "gradwire's own work", True, steps, own, **fill),
+    ]
     longest = max(range(len(whole)), key=whole.__getitem__)
     measured = " The wait and the work are those on the links that were there."
     return Figure(
-        f"Time of the steps, {label_of(report, result)}",
-        f"Steps take {fmean(lengths):.1f} ms in the mean; the longest group, up to step "
+        f"Time of the steps, {report.label(result)}",
+        f"Steps take {1e3 * fmean(lengths):.1f} ms in the mean; the longest group, up to step "
         f"{steps[longest]}, {whole[longest]:.1f} ms.{means_of(size)}"
         + measured
         * report.conditions.modelled,
@@ -162,24 +143,20 @@ def _draw_steps(report: Report, result: RunResult) -> Figure:
 
 def draw_links(report: Report) -> Figure | None:
     """What each worker's link carried, headers included; None: no link was counted."""
-    found = [(label_of(report, r), r, r.link) for r in report.results if r.link is not None]
+    found = {report.label(run): (run, run.link) for run in report.results if run.link is not None}
     if not found:
         return None
     rates = {
-        way: [8e-6 * getattr(link, way) / run.measured_seconds for _, run, link in found]
+        way: [8e-6 * getattr(link, way) / run.measured_seconds for run, link in found.values()]
         for way in ("sent", "received")
     }
-    labels = [label for label, _, _ in found]
-    traces: list[Trace] = [
-        {"type": "bar", "orientation": "h", "name": way, "meta": index + 1, "x": rate, "y": labels}
-        for index, (way, rate) in enumerate(rates.items())
-    ]
+    traces = [bars(index, way, rate, found) for index, (way, rate) in enumerate(rates.items(), 1)]
     bandwidth = report.settings.bandwidth if report.conditions.shaped else None
     layout = {
         "barmode": "group",
         "xaxis": axis("megabits a second", rangemode="tozero"),
         "yaxis": {"autorange": "reversed"},
-        "height": 190 + 56 * len(labels),
+        "height": 190 + 56 * len(found),
     }
     limit = ""
     if bandwidth is not None:
@@ -187,7 +164,7 @@ def draw_links(report: Report) -> Figure | None:
         layout["shapes"] = [{"type": "line"} | place]
         limit = f" The line is the rate of the links, {format_bandwidth(bandwidth)}."
     rows, said = [], []
-    for label, sent, received in zip(labels, *rates.values(), strict=True):
+    for label, sent, received in zip(found, *rates.values(), strict=True):
         share = "-" if bandwidth is None else f"{1e8 * max(sent, received) / bandwidth:.0f} %"
         rows.append((label, f"{sent:.3f}", f"{received:.3f}", share))
         said.append(f"{label}: {sent:.2f} sent" + (f", {share} of the link" if bandwidth else ""))

@@ -1,16 +1,16 @@
-"""What a picture of the page consists of, and the lines that several of them draw."""
+"""What a picture of the page consists of, and the lines and bars that several of them draw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from gradwire_lab.train.report import Report, RunResult
-from gradwire_lab.train.rivals import is_rival
 
 Trace = dict[str, Any]
+Rows = Sequence[tuple[object, ...]]
 MOST_POINTS = 400  # of a line; longer ones are drawn as means of equally many steps
 
 
@@ -24,20 +24,21 @@ class Figure:
     traces: list[Trace]
     layout: dict[str, Any]
     columns: tuple[str, ...]
-    rows: Sequence[tuple[object, ...]]
+    rows: Rows
 
 
-def lines_of(report: Report) -> Iterator[tuple[int, RunResult, str, bool]]:
-    """The number of a run's codec, the run, its label, and whether the legend shows it: the codec,
-    for the first seed alone."""
-    for index, (codec, results) in enumerate(report.by_codec().items()):
-        for result in results:
-            yield index, result, codec, result is results[0]
-
-
-def label_of(report: Report, result: RunResult) -> str:
-    """The run's name where each has one."""
-    return result.codec if report.settings.seeds == 1 else f"{result.codec}, seed {result.seed}"
+def lines(
+    report: Report, points: Callable[[RunResult], Iterable[tuple[Any, ...]]], mode: str = "lines"
+) -> tuple[list[Trace], Rows]:
+    """A line of each run, and the rows of their points. points: the two places of each point, and
+    what stands in its row after codec and seed."""
+    traces, rows = [], []
+    for index, result, is_first in report.lines():
+        drawn = list(points(result))
+        xs, ys = ([point[axis] for point in drawn] for axis in (0, 1))
+        traces.append(line(index, result.codec, is_first, xs, ys, mode=mode))
+        rows += [(result.codec, result.seed, *cells) for _, _, *cells in drawn]
+    return traces, rows
 
 
 def line(
@@ -51,9 +52,15 @@ def line(
         "legendgroup": label,
         "showlegend": shown,
         "meta": index,
-        "x": list(x),
-        "y": list(y),
+        "x": x,
+        "y": y,
     } | more
+
+
+def bars(index: int, name: str, lengths: Iterable[float], labels: Iterable[str]) -> Trace:
+    """Bars from the left, with the index-th colour."""
+    places = {"x": list(lengths), "y": list(labels)}
+    return {"type": "bar", "orientation": "h", "name": name, "meta": index} | places
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -86,8 +93,3 @@ def grouped(values: Sequence[float], size: int) -> tuple[list[int], list[float]]
 def means_of(size: int) -> str:
     """A sentence on what a point is, for a figure's text."""
     return "" if size == 1 else f" Each point is the mean of {size} steps."
-
-
-def measured_by_us(codec: str) -> bool:
-    """Whether gradwire itself exchanged, so that it knows where the time went."""
-    return not is_rival(codec)

@@ -1,21 +1,25 @@
-"""Writes the page: a section for each report, its pictures and its numbers, and Plotly.js."""
+"""Writes the page: a section for each report, its pictures and its numbers, and Plotly.js.
+
+Text of files is escaped, and has no character that is not printable.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import missing
+from gradwire.errors import missing, printable
 from gradwire.files import write_text
 from gradwire_lab.train import describe
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.page import costs, layers, progress
 from gradwire_lab.train.page.figure import Figure
 from gradwire_lab.train.report import Report
-from gradwire_lab.train.report_table import columns, footnotes
+from gradwire_lab.train.report_table import footnotes, table
 from gradwire_lab.train.settings import format_bandwidth
 from gradwire_lab.train.verdict import verdict
 
@@ -36,23 +40,53 @@ def write(reports: Sequence[Report], machines: Iterable[dict[str, Any]], path: P
     """The whole page or nothing. machines: as in the JSON, of the machines that measured."""
     from plotly.offline import get_plotlyjs
 
-    from gradwire_lab.train.page.template import render
-
     sections = [_section(report) for report in reports]
     plots = [
         {"traces": figure.traces, "layout": figure.layout}
         for section in sections
         for figure in section["figures"]
     ]
-    page = render(
+    different = {json.dumps(machine, sort_keys=True): machine for machine in machines}
+    page = _render(
+        # JSON that does not end the script in which it stands.
+        {
+            "plots": json.dumps(plots, allow_nan=False).replace("<", "\\u003c"),
+            "plotly": get_plotlyjs(),
+        },
         title=f"gradwire: {', '.join(dict.fromkeys(section['task'] for section in sections))}",
         sections=sections,
-        machines=[_describe(machine) for machine in _different(machines)],
+        machines=[_describe(machine) for machine in different.values()],
         longest_table=_LONGEST_TABLE,
-        plots=_in_script(plots),
-        plotly=get_plotlyjs(),
     )
     write_text(path, page)
+
+
+def _render(scripts: dict[str, str], **facts: Any) -> str:
+    """The page. scripts: stand in it as they are."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def printed(value: object) -> object:
+        return value if isinstance(value, Markup) else printable(str(value), keep="\n")
+
+    def breakable(cell: object) -> Markup:
+        """A text that may be broken after its commas."""
+        return escape(printed(cell)).replace(",", Markup(",<wbr>"))
+
+    environment = Environment(
+        loader=PackageLoader("gradwire_lab.train", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = breakable
+    for name in ("css", "js"):
+        part = files("gradwire_lab.train.page").joinpath(f"page.{name}")
+        scripts[name] = part.read_text(encoding="utf-8")
+    parts = {name: Markup(script) for name, script in scripts.items()}
+    return environment.get_template("page.html").render(**parts, **facts)
 
 
 def draw(report: Report) -> list[Figure]:
@@ -73,22 +107,16 @@ def draw(report: Report) -> list[Figure]:
 
 def _section(report: Report) -> dict[str, Any]:
     """What the template shows of a report."""
-    cells = columns(report)
+    shown = table(report)
     return {
-        "task": _task(report),
+        "task": f"{report.settings.model} on {report.settings.data}",
         "verdict": verdict(report),
         "circumstances": _circumstances(report),
-        "columns": list(cells),
-        "rows": [
-            [cell(results) for cell in cells.values()] for results in report.by_codec().values()
-        ],
+        "columns": list(shown.titles),
+        "rows": shown.rows,
         "notes": footnotes(report),
         "figures": draw(report),
     }
-
-
-def _task(report: Report) -> str:
-    return f"{report.settings.model} on {report.settings.data}"
 
 
 def _circumstances(report: Report) -> str:
@@ -110,10 +138,6 @@ def _circumstances(report: Report) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def _different(machines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({json.dumps(m, sort_keys=True): m for m in machines}.values())
-
-
 def _describe(machine: dict[str, Any]) -> str:
     """The facts of a machine and a build, one after the other."""
     parts = []
@@ -126,8 +150,3 @@ def _describe(machine: dict[str, Any]) -> str:
 
 def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _in_script(value: object) -> str:
-    """JSON that does not end the script in which it stands."""
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")

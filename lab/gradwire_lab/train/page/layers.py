@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from gradwire_lab.train.page.figure import Figure, Trace, label_of, log_axis
+from gradwire_lab.train.page.figure import Figure, Trace, log_axis
 from gradwire_lab.train.report import Report, RunResult
 
 _MOST_NAMED = 60  # tensors whose names fit beside their bars
+_COUNTED = ("values_pushed", "push_payload_bytes", "values_pulled", "pull_payload_bytes")
 
 
-@dataclass
-class LayerTraffic:
-    """What all ranks together encoded of a tensor, and why it went raw; empty: it did not."""
-
-    numel: int
-    values_pushed: int = 0
-    push_payload_bytes: int = 0
-    values_pulled: int = 0
-    pull_payload_bytes: int = 0
-    reason: str = ""
-
-    @property
-    def push_bits(self) -> float | None:
-        return 8 * self.push_payload_bytes / self.values_pushed if self.values_pushed else None
-
-    @property
-    def pull_bits(self) -> float | None:
-        return 8 * self.pull_payload_bytes / self.values_pulled if self.values_pulled else None
-
-
-def layers_of(result: RunResult) -> dict[str, LayerTraffic]:
-    """The traffic of each tensor, by its name; in files that lack it, the tensors that went raw."""
-    layers: dict[str, LayerTraffic] = {}
-    for hook in result.hook_of_rank:
-        for tensor in (hook or {}).get("tensors", ()):
-            layer = layers.setdefault(tensor["name"], LayerTraffic(tensor["numel"]))
-            for name in vars(layer).keys() & tensor.keys() - {"numel"}:
-                setattr(layer, name, getattr(layer, name) + tensor[name])
-    for hook in result.hook_of_rank:
-        for tensor in (hook or {}).get("raw_tensors", ()):
-            layer = layers.setdefault(tensor["name"], LayerTraffic(tensor["numel"]))
-            layer.reason = tensor["reason"]
+def layers_of(result: RunResult) -> dict[str, dict[str, Any]]:
+    """What all ranks together encoded of each tensor, by its name, and the "reason" why it went
+    raw; empty: it did not. In files that lack it, the tensors that went raw."""
+    layers: dict[str, dict[str, Any]] = {}
+    for key in ("tensors", "raw_tensors"):
+        for tensor in [t for hook in result.hook_of_rank if hook for t in hook.get(key, ())]:
+            fresh = {"numel": tensor["numel"], "reason": "", **dict.fromkeys(_COUNTED, 0)}
+            layer = layers.setdefault(tensor["name"], fresh)
+            layer["reason"] = tensor.get("reason", "")
+            for name in _COUNTED:
+                layer[name] += tensor.get(name, 0)
     return layers
+
+
+def _bits(layer: dict[str, Any], way: str) -> float | None:
+    values: int = layer[f"values_{way}ed"]
+    return 8 * layer[f"{way}_payload_bytes"] / values if values else None
 
 
 def draw_layers(report: Report) -> list[Figure]:
@@ -51,58 +36,50 @@ def draw_layers(report: Report) -> list[Figure]:
     return [_draw(report, result, layers) for result in first if (layers := layers_of(result))]
 
 
-def _draw(report: Report, result: RunResult, layers: dict[str, LayerTraffic]) -> Figure:
+def _draw(report: Report, result: RunResult, layers: dict[str, dict[str, Any]]) -> Figure:
     named = len(layers) <= _MOST_NAMED
-    names = list(layers)
+    bits = {way: [_bits(layer, way) for layer in layers.values()] for way in ("push", "pull")}
+    marks = ["raw" if layer["reason"] else "" for layer in layers.values()]
     traces: list[Trace] = []
     for index, way, symbol in ((1, "push", "circle"), (2, "pull", "diamond")):
-        bits = [getattr(layer, f"{way}_bits") for layer in layers.values()]
-        if any(value is not None for value in bits):
-            marks = ["raw" if layer.reason else "" for layer in layers.values()]
+        if any(value is not None for value in bits[way]):
             dots = {"type": "scatter", "mode": "markers+text", "name": way, "meta": index}
-            dots |= {"text": marks, "textposition": "middle left", "x": bits, "y": names}
+            dots |= {"text": marks, "textposition": "middle left"}
+            dots |= {"x": bits[way], "y": list(layers)}
             traces.append(dots | {"marker": {"symbol": symbol, "size": 9}})
+    texts = [["-" if value is None else f"{value:.4g}" for value in way] for way in bits.values()]
     rows = [
-        (name, f"{layer.numel:,}", _bits(layer.push_bits), _bits(layer.pull_bits), layer.reason)
-        for name, layer in layers.items()
+        (name, f"{layer['numel']:,}", *of_both, layer["reason"])
+        for (name, layer), *of_both in zip(layers.items(), *texts, strict=True)
     ]
     return Figure(
-        f"Bits a value of each layer, {label_of(report, result)}",
+        f"Bits a value of each layer, {report.label(result)}",
         _describe(layers, is_counted=bool(traces)),
         traces,
         {
             "xaxis": log_axis("bits a value", traces, "x"),
             "yaxis": {"autorange": "reversed", "showticklabels": named, "dtick": 1},
-            "height": 150 + (22 if named else 8) * len(names),
+            "height": 150 + (22 if named else 8) * len(layers),
         },
         ("tensor", "values", "bits pushed", "bits pulled", "went raw because"),
         rows,
     )
 
 
-def _describe(layers: dict[str, LayerTraffic], is_counted: bool) -> str:
-    raw = {name: layer for name, layer in layers.items() if layer.reason}
-    reasons = "; ".join(
-        f"{', '.join(names)} ({reason})" for reason, names in _by_reason(raw).items()
-    )
+def _describe(layers: dict[str, dict[str, Any]], is_counted: bool) -> str:
+    raw: dict[str, list[str]] = {}  # names, by the reason
+    for name, layer in layers.items():
+        if layer["reason"]:
+            raw.setdefault(layer["reason"], []).append(name)
+    count = sum(map(len, raw.values()))
+    reasons = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in raw.items())
     if not is_counted:
-        return f"{len(raw)} tensors went raw: {reasons}. The bits of each tensor were not counted."
-    values = sum(layer.numel for layer in layers.values())
+        return f"{count} tensors went raw: {reasons}. The bits of each tensor were not counted."
+    values = sum(layer["numel"] for layer in layers.values())
     text = f"{len(layers)} tensors with {values:,} values; "
     if raw:
-        share = sum(layer.numel for layer in raw.values()) / values
-        text += f"{len(raw)} went raw, {share:.2%} of the values: {reasons}"
+        share = sum(layer["numel"] for layer in layers.values() if layer["reason"]) / values
+        text += f"{count} went raw, {share:.2%} of the values: {reasons}"
     else:
         text += "none went raw although another codec was set"
     return f"{text}. Payloads alone, without headers and without steps that go raw as a whole."
-
-
-def _by_reason(raw: dict[str, LayerTraffic]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, layer in raw.items():
-        found.setdefault(layer.reason, []).append(name)
-    return found
-
-
-def _bits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from gradwire_lab.train.page.figure import (
@@ -9,9 +11,8 @@ from gradwire_lab.train.page.figure import (
     axis,
     group_size,
     grouped,
-    label_of,
     line,
-    lines_of,
+    lines,
     log_axis,
     means_of,
 )
@@ -24,25 +25,23 @@ _POINTS_OF_LOSS = 100  # the loss of a step alone is mostly noise
 def draw_metric(report: Report) -> Figure:
     """Over time, with a line at the goal."""
     metric = report.settings.metric
-    traces, rows, said = [], [], []
-    for index, result, label, shown in lines_of(report):
-        x = [e["seconds"] for e in result.evaluations]
-        y = [metric.scale * e["value"] for e in result.evaluations]
-        traces.append(line(index, label, shown, x, y, mode="lines+markers"))
-        rows += [
-            (label, result.seed, round(e["step"]), f"{e['seconds']:.2f}", metric.text(e["value"]))
-            for e in result.evaluations
-        ]
-        said.append(f"{label_of(report, result)}: {_end(report, result)}")
+
+    def points(result: RunResult) -> Iterator[tuple[Any, ...]]:
+        for e in result.evaluations:
+            seconds, value = e["seconds"], e["value"]
+            cells = round(e["step"]), f"{seconds:.2f}", metric.text(value)
+            yield seconds, metric.scale * value, *cells
+
+    traces, rows = lines(report, points, "lines+markers")
+    said = [f"{report.label(run)}: {_end(report, run)}" for _, run, _ in report.lines()]
     layout: dict[str, Any] = {
         "xaxis": log_axis(f"training time, {report.times} (s)", traces, "x"),
         "yaxis": axis(f"{metric.title} ({metric.unit})"),
     }
     if report.goal is not None:
         goal = metric.scale * report.goal
-        layout["shapes"] = [
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
-        ]
+        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
+        layout["shapes"] = [across]
         said.append(f"The line is the goal, {metric.text(report.goal)}")
     title = f"{metric.title.capitalize()} over time"
     columns = ("codec", "seed", "step", "seconds", metric.title)
@@ -62,24 +61,23 @@ def draw_loss(report: Report) -> Figure:
     """Over the time in which the steps ended, or over steps if a file does not have it."""
     timed = all(result.step_ends for result in report.results)
     size = group_size(max(len(result.loss) for result in report.results), _POINTS_OF_LOSS)
-    traces, rows, said = [], [], []
-    for index, result, label, shown in lines_of(report):
-        steps, means = grouped(result.loss, size)
-        x = [result.step_ends[step - 1] for step in steps] if timed else steps
-        traces.append(line(index, label, shown, x, means))
-        rows += [
-            (label, result.seed, step, f"{at:.2f}" if timed else "-", f"{mean:.4f}")
-            for step, at, mean in zip(steps, x, means, strict=True)
-        ]
-        if means:
-            name = label_of(report, result)
-            said.append(f"{name}: from {means[0]:.3f} to {means[-1]:.3f}")
-    across = f"training time, {report.times} (s)" if timed else "step"
+
+    def points(result: RunResult) -> Iterator[tuple[Any, ...]]:
+        for step, mean in zip(*grouped(result.loss, size), strict=True):
+            at = result.step_ends[step - 1] if timed else step
+            yield at, mean, step, f"{at:.2f}" if timed else "-", f"{mean:.4f}"
+
+    traces, rows = lines(report, points)
+    ends = [(report.label(run), grouped(run.loss, size)[1]) for _, run, _ in report.lines()]
+    said = [f"{label}: from {loss[0]:.3f} to {loss[-1]:.3f}" for label, loss in ends if loss]
     return Figure(
         f"Training loss over {'time' if timed else 'steps'}",
         ". ".join(said) + f". Means of all workers.{means_of(size)}",
         traces,
-        {"xaxis": axis(across), "yaxis": axis("loss (nats)")},
+        {
+            "xaxis": axis(f"training time, {report.times} (s)" if timed else "step"),
+            "yaxis": axis("loss (nats)"),
+        },
         ("codec", "seed", "step", "seconds", "loss"),
         rows,
     )
@@ -87,20 +85,22 @@ def draw_loss(report: Report) -> Figure:
 
 def draw_bits(report: Report, direction: str) -> Figure | None:
     """direction: push or pull. None: nothing was sent."""
-    sent = {id(r): getattr(r, f"{direction}_bits") for r in report.results}
-    if not any(any(bits) for bits in sent.values()):
+    sent = [getattr(result, f"{direction}_bits") for result in report.results]
+    if not any(map(any, sent)):
         return None
-    size = group_size(max(map(len, sent.values())))
-    traces, rows, said = [], [], []
-    for index, result, label, shown in lines_of(report):
-        bits = sent[id(result)]
-        points = [(s, mean) for s, mean in zip(*grouped(bits, size), strict=True) if mean > 0]
-        steps, means = [step for step, _ in points], [mean for _, mean in points]
-        traces.append(line(index, label, shown, steps, means))
-        rows += [(label, result.seed, step, f"{mean:.4g}") for step, mean in points]
-        mean = getattr(result, f"{direction}_bits_per_value")
-        if shown and mean is not None:
-            said.append(f"{label}: {mean:.3g} bits a value over all steps")
+    size = group_size(max(map(len, sent)))
+
+    def points(result: RunResult) -> Iterator[tuple[Any, ...]]:
+        for step, mean in zip(*grouped(getattr(result, f"{direction}_bits"), size), strict=True):
+            if mean > 0:
+                yield step, mean, step, f"{mean:.4g}"
+
+    traces, rows = lines(report, points)
+    said = [
+        f"{run.codec}: {mean:.3g} bits a value over all steps"
+        for _, run, is_first in report.lines()
+        if is_first and (mean := getattr(run, f"{direction}_bits_per_value")) is not None
+    ]
     what = "gradients to their owners" if direction == "push" else "results back"
     return Figure(
         f"Bits a value over steps, {direction}",
@@ -108,10 +108,7 @@ def draw_bits(report: Report, direction: str) -> Figure | None:
         + ". ".join(said)
         + f".{means_of(size)}",
         traces,
-        {
-            "xaxis": axis("step"),
-            "yaxis": log_axis("bits a value", traces, "y"),
-        },
+        {"xaxis": axis("step"), "yaxis": log_axis("bits a value", traces, "y")},
         ("codec", "seed", "step", "bits a value"),
         rows,
     )
@@ -123,16 +120,16 @@ def draw_frontier(report: Report) -> Figure | None:
     traces, rows, said = [], [], []
     for index, (codec, results) in enumerate(report.by_codec().items()):
         series = Series(codec, results)
-        if series.bits is None or not series.finals:
+        if (bits := series.bits) is None or not (finals := series.finals):
             continue
-        mean = sum(series.finals) / len(series.finals)
-        spread = [metric.scale * (edge - mean) for edge in (max(series.finals), min(series.finals))]
-        error = {"type": "data", "symmetric": False, "array": [spread[0]]}
-        error["arrayminus"] = [-spread[1]]
+        mean = fmean(finals)
+        error = {"type": "data", "symmetric": False}
+        error["array"] = [metric.scale * (max(finals) - mean)]
+        error["arrayminus"] = [metric.scale * (mean - min(finals))]
         look = {"mode": "markers", "marker": {"size": 11}, "error_y": error}
-        traces.append(line(index, codec, True, [series.bits], [metric.scale * mean], **look))
-        rows.append((codec, len(series.finals), f"{series.bits:.4g}", metric.text(mean)))
-        said.append(f"{codec}: {series.bits:.3g} bits, {metric.text(mean)}")
+        traces.append(line(index, codec, True, [bits], [metric.scale * mean], **look))
+        rows.append((codec, len(finals), f"{bits:.4g}", metric.text(mean)))
+        said.append(f"{codec}: {bits:.3g} bits, {metric.text(mean)}")
     if len(traces) < 2:
         return None
     return Figure(
