@@ -275,9 +275,9 @@ relay.make_tap(theirs)
 _, (tap,), _, _ = socket.recv_fds(ours, 1, 1)
 switch = relay.Switch(1e9, 0.0)
 switch._links[tap] = relay.Link(1e9), relay.Link(1e9)
-switch._travelling.append((0.0, 1, tap, bytes(100)))
-while switch._travelling or switch._arriving:
-    switch._deliver()
+switch._arrive(0.0, tap, bytes(100))
+assert not switch._later.empty()
+switch._later.run()
 """
 
 

@@ -29,14 +29,8 @@ class FlippingSwitch(relay.Switch):
         self._source: bytes | None = None
         self._done = False
 
-    def _deliver(self) -> None:
-        if not self._done:
-            # The order of this heap is that of times and numbers, which stay.
-            self._travelling = [
-                (at, number, tap, self._change(frame))
-                for at, number, tap, frame in self._travelling
-            ]
-        super()._deliver()
+    def _arrive(self, at: float, tap: int, frame: bytes) -> None:
+        super()._arrive(at, tap, self._change(frame))
 
     def _change(self, frame: bytes) -> bytes:
         if self._done:

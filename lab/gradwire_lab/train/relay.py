@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import heapq
 import os
+import sched
 import select
 import socket
 import struct
@@ -56,17 +56,15 @@ class Switch:
         self._rate, self._latency = rate, latency
         self._links: dict[int, tuple[Link, Link]] = {}  # of each tap: from and to the worker
         self._taps: dict[bytes, int] = {}  # of each hardware address
-        # Frames under way: time, number, tap, frame. They reach the far end, and then the worker.
-        self._travelling: list[tuple[float, int, int, bytes]] = []
-        self._arriving: list[tuple[float, int, int, bytes]] = []
-        self._number = 0
+        # Frames under way reach the far end, and then the worker; taps with a busy link rest.
+        self._later = sched.scheduler(time.monotonic, _go_on)
         self._poll = select.poll()
-        self._resting: list[tuple[float, int]] = []  # taps whose links are busy, and until when
 
     def run(self, control: socket.socket) -> None:
         self._poll.register(control, select.POLLIN)
         while True:
-            for descriptor, _ in self._poll.poll(self._wait()):
+            due = self._later.run(blocking=False)
+            for descriptor, _ in self._poll.poll(None if due is None else 1e3 * due):
                 if descriptor == control.fileno():
                     _, taps, _, _ = socket.recv_fds(control, 1, 1)
                     if not taps:
@@ -76,44 +74,32 @@ class Switch:
                     control.send(b"k")
                 else:
                     self._take(descriptor)
-            self._deliver()
-
-    def _wait(self) -> float | None:
-        """Milliseconds until the next frame is due."""
-        queues = (self._travelling, self._arriving, self._resting)
-        ends = [queue[0][0] for queue in queues if queue]
-        return max(0.0, 1e3 * (min(ends) - time.monotonic())) if ends else None
 
     def _take(self, tap: int) -> None:
         """Reads a frame that a worker has sent."""
         frame = os.read(tap, _FRAME)
         self._taps[frame[6:12]] = tap
         known = self._taps.get(frame[:6])
-        to_all = bool(frame[0] & _BROADCAST) or known is None
         now = time.monotonic()
         left = self._links[tap][0].pass_on(now, len(frame))
         if left > now + _AHEAD_SECONDS:
             self._poll.unregister(tap)
-            heapq.heappush(self._resting, (left - _AHEAD_SECONDS, tap))
-        for target in [t for t in self._links if t != tap] if to_all else [known]:
-            assert target is not None
-            self._number += 1
-            place = left + self._latency, self._number, target, frame
-            heapq.heappush(self._travelling, place)
+            again = tap, select.POLLIN
+            self._later.enterabs(left - _AHEAD_SECONDS, 0, self._poll.register, again)
+        to_all = frame[0] & _BROADCAST or known is None
+        for target in [each for each in self._links if each != tap] if to_all else [known]:
+            at = left + self._latency
+            self._later.enterabs(at, 0, self._arrive, (at, target, frame))
 
-    def _deliver(self) -> None:
-        now = time.monotonic()
-        while self._resting and self._resting[0][0] <= now:
-            self._poll.register(heapq.heappop(self._resting)[1], select.POLLIN)
-        while self._travelling and self._travelling[0][0] <= now:
-            at, number, tap, frame = heapq.heappop(self._travelling)
-            link = self._links[tap][1]
-            if not link.is_full(at):
-                passed = link.pass_on(at, len(frame))
-                heapq.heappush(self._arriving, (passed, number, tap, frame))
-        while self._arriving and self._arriving[0][0] <= now:
-            _, _, tap, frame = heapq.heappop(self._arriving)
-            _write(tap, frame)
+    def _arrive(self, at: float, tap: int, frame: bytes) -> None:
+        """The frame waits at the far end until its receiver's link is free, or is lost."""
+        link = self._links[tap][1]
+        if not link.is_full(at):
+            self._later.enterabs(link.pass_on(at, len(frame)), 0, _write, (tap, frame))
+
+
+def _go_on(seconds: float) -> None:
+    """What the scheduler does between two events: it need not let other threads run."""
 
 
 def _write(tap: int, frame: bytes) -> None:
