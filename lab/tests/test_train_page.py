@@ -13,11 +13,11 @@ import pytest
 from cli_runner import run as run_command
 from gradwire_lab.train import page, report
 from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.page import draw
 from gradwire_lab.train.page.figure import line, log_axis
-from gradwire_lab.train.page.html_file import draw
 from gradwire_lab.train.records import RankRecord, StepCosts
 from gradwire_lab.train.report import Report
-from gradwire_lab.train.verdict import verdict
+from gradwire_lab.train.report_table import verdict
 from test_train_report import MODELLED, PARAMETERS, SETTINGS, SHAPED, assemble, records, seeds
 
 STEP_SECONDS = (0.25, 0.5, 0.75, 2.0)  # when the steps end

@@ -361,7 +361,7 @@ def test_plots(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.texts] == ["goal: 74.50%"]
     assert axes.get_xlabel() == "training time, modelled (s, logarithmic)"
 
-    (axes,) = plots.draw_metric_of_steps(shown).axes
+    (axes,) = plots.draw_metric(shown, "step").axes
     assert np.asarray(axes.get_lines()[1].get_xdata()).tolist() == [2, 4]
 
     def drawn(axes: Axes) -> list[float]:

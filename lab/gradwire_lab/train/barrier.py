@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -31,7 +32,7 @@ class Barrier:
 
     def wait(self) -> None:
         """Waits until all workers have come here."""
-        dist.barrier(self._workers)
+        self.first(None)
 
     def first(self, step: int | None) -> int | None:
         """The first of the workers' steps, on all of them. None: no step."""
@@ -46,32 +47,20 @@ class BarrierOfSurvivors(Barrier):
     def __init__(self, survivors: Survivors, run: str, rank: int, workers: int) -> None:
         """run: its name, which no other run has."""
         self._store = dist.PrefixStore(run, survivors.store)  # type: ignore[attr-defined]
-        self._rank = rank
-        self._lost = survivors.lost
-        self._ranks = range(workers)
-        self._meetings = 0
-
-    def wait(self) -> None:
-        self.first(None)
+        self._rank, self._ranks = rank, range(workers)
+        self._lost, self._meetings = survivors.lost, 0
 
     def first(self, step: int | None) -> int | None:
         place, self._meetings = f"meeting {self._meetings}", self._meetings + 1
         self._store.set(f"{place}/{self._rank}", str(_NEVER if step is None else step))
-        said = [_NEVER]
+        said = []
         for rank in self._ranks:
             key = f"{place}/{rank}"
-            while True:
-                gone = rank in self._lost  # before the look: what it wrote is there by then
-                if self._store.check([key]):
-                    said.append(int(self._store.get(key)))
-                elif not gone:
-                    self._wait_a_little(key)
-                    continue
-                break
+            gone = rank in self._lost  # before the look: what it wrote is there by then
+            while not (written := self._store.check([key])) and not gone:
+                with suppress(dist.DistStoreError):
+                    self._store.wait([key], _PATIENCE)
+                gone = rank in self._lost
+            if written:
+                said.append(int(self._store.get(key)))
         return None if min(said) == _NEVER else min(said)
-
-    def _wait_a_little(self, key: str) -> None:
-        try:
-            self._store.wait([key], _PATIENCE)
-        except dist.DistStoreError:
-            return

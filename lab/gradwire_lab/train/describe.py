@@ -21,28 +21,27 @@ def optimizer(chosen: TrainSettings) -> str:
 
 
 def exchange(chosen: TrainSettings) -> str:
+    every = f"every {chosen.every} steps" if chosen.every > 1 else "every step"
     if chosen.has_servers:
-        backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
-        barrier = f", barrier {chosen.barrier}" if chosen.barrier != "step" else ""
-        return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"
-    if chosen.takes_local_steps:
-        return f"{chosen.exchange}, {_local_steps(chosen)}"
-    if chosen.every == 1:
-        return f"{chosen.exchange}, every step, of {chosen.compress}"
-    between = "local ones between"
-    if chosen.compress == "gradients":
-        between = "gradients are summed between"
-    return f"{chosen.exchange}, every {chosen.every} steps, {between}"
-
-
-def _local_steps(chosen: TrainSettings) -> str:
-    outer = f"outer {chosen.outer}, learning rate {chosen.outer_lr:g}"
-    every = f"every {chosen.every} steps, local ones between" if chosen.every > 1 else "every step"
-    differing = {
-        f"{chosen.fragments} fragments": chosen.fragments > 1,
-        f"applied {chosen.delay} steps later": chosen.delay > 0,
-        f"mix {chosen.mix:g}": chosen.mix > 0,
-        outer: chosen.outer != "average",
-        f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
-    }
-    return ", ".join([f"{every}, of updates", *(text for text, said in differing.items() if said)])
+        parts = [every, f"servers: {chosen.servers}"]
+        if chosen.backup_workers:
+            parts.append(f"{chosen.backup_workers} backup workers")
+        if chosen.barrier != "step":
+            parts.append(f"barrier {chosen.barrier}")
+    elif chosen.takes_local_steps:
+        alone = ["local ones between"] if chosen.every > 1 else []
+        outer = f"outer {chosen.outer}, learning rate {chosen.outer_lr:g}"
+        differing = {
+            f"{chosen.fragments} fragments": chosen.fragments > 1,
+            f"applied {chosen.delay} steps later": chosen.delay > 0,
+            f"mix {chosen.mix:g}": chosen.mix > 0,
+            outer: chosen.outer != "average",
+            f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
+        }
+        parts = [every, *alone, "of updates", *(text for text, said in differing.items() if said)]
+    elif chosen.every == 1:
+        parts = [every, f"of {chosen.compress}"]
+    else:
+        is_summed = chosen.compress == "gradients"
+        parts = [every, "gradients are summed between" if is_summed else "local ones between"]
+    return ", ".join([chosen.exchange, *parts])

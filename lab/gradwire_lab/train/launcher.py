@@ -160,7 +160,6 @@ class _Worker:
         return f"{self.name} {describe_end(self.process.returncode)} {self._place}"
 
     def written(self) -> list[str]:
-        """The lines that it wrote on stdout and stderr."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace").splitlines()
 
@@ -185,7 +184,6 @@ class _Worker:
         return True
 
     def failure(self) -> TrainError:
-        """The error that says why the worker ended too early."""
         while self.next_event() is not None:
             pass
         if self.process.wait() == 0:

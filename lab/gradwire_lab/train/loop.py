@@ -296,8 +296,6 @@ class Trainer:
 
 
 class Average:
-    """The exponential moving average of a model's weights."""
-
     def __init__(self, weights: list[Tensor], decay: float) -> None:
         self.weights = [weight.clone() for weight in weights]
         self._decay, self._steps = decay, 0

@@ -71,7 +71,6 @@ def address(rank: int) -> str:
 
 
 def bucket_bytes(bits_per_second: int) -> int:
-    """The size of the token bucket."""
     return max(bits_per_second // 8 // 1000, 3 * _ETHERNET_FRAME)
 
 
@@ -191,7 +190,6 @@ def _shape(rate: int) -> str:
 
 
 def _set_up(namespace: int, rank: int, option: str) -> None:
-    """Gives the worker's end of a link its address."""
     lines = [
         "link set dev lo up",
         f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
@@ -278,7 +276,6 @@ def namespace_of(process: subprocess.Popen[bytes], timeout: float = 10.0) -> Ite
 
 
 def _run_in(namespace: int, tool: str, lines: list[str], *descriptors: int) -> None:
-    """Runs lines of an `ip` or `tc` batch in a namespace."""
     _enter(namespace, [tool, "-batch", "-"], "\n".join(lines) + "\n", *descriptors)
 
 

@@ -41,7 +41,6 @@ def from_options(given: dict[str, Any]) -> TrainSettings:
 
 
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """The defaults that follow from other options."""
     recipe = MODELS.get(values["model"], MODELS["lenet"])
     optimizer = values.get("optimizer", recipe.optimizer)
     exchange, every, steps = values["exchange"], values["every"], values["steps"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,7 +38,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     name = settings.metric.name
     figures: dict[str, Callable[[], Figure]] = {
         f"{name}.png": partial(draw_metric, report),
-        f"{name}_of_steps.png": partial(draw_metric_of_steps, report),
+        f"{name}_of_steps.png": partial(draw_metric, report, "step"),
         "loss.png": partial(draw_loss, report),
     }
     if any(result.push_bits for result in report.results):
@@ -68,39 +69,31 @@ def save(figures: Mapping[str, Callable[[], Figure | None]], folder: Path) -> li
     return written
 
 
-def draw_metric(report: Report) -> Figure:
-    """Over time, on a logarithmic scale, with a line at the goal."""
-    figure = _draw_metric(report, "seconds", f"training time, {report.times} (s, logarithmic)")
-    (axes,) = figure.axes
+def draw_metric(report: Report, place: str = "seconds") -> Figure:
+    """place: "seconds", on a logarithmic scale and with a line at the goal, or "step"."""
+    metric, is_of_time = report.settings.metric, place == "seconds"
+    across = f"training time, {report.times} (s, logarithmic)" if is_of_time else place
+    figure, axes = _new_axes(report, across, f"{metric.title} ({metric.unit})")
+    for index, result, label in _lines(report):
+        places = [e[place] for e in result.evaluations]
+        values = [metric.scale * e["value"] for e in result.evaluations]
+        runs = report.by_codec()[result.codec]
+        final, time = (mean_of(runs, attrgetter(name)) for name in ("final", "seconds"))
+        if label and final is not None:
+            label += f" ({metric.text(final)} after {time:.0f} s)"
+        axes.plot(places, values, marker="o", markersize=4, label=label, **style(index))
+    figure.legend(loc="outside lower center", ncols=2)  # the lines leave no room in the axes
+    if not is_of_time:
+        return figure
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     if report.goal is not None:
-        goal = report.settings.metric.scale * report.goal
+        goal = metric.scale * report.goal
         axes.axhline(goal, color="#666666", linewidth=1)
-        name = f"goal: {report.settings.metric.text(report.goal)}"
+        name = f"goal: {metric.text(report.goal)}"
         axes.annotate(name, (0.005, goal), xycoords=("axes fraction", "data"), va="bottom")
-    return figure
-
-
-def draw_metric_of_steps(report: Report) -> Figure:
-    return _draw_metric(report, "step", "step")
-
-
-def _draw_metric(report: Report, place: str, across: str) -> Figure:
-    figure, metric = Figure(figsize=SIZE_INCHES, layout="constrained"), report.settings.metric
-    axes = figure.subplots()
-    for index, result, label in _lines(report):
-        places = [e[place] for e in result.evaluations]
-        values = [metric.scale * e["value"] for e in result.evaluations]
-        runs = report.by_codec()[result.codec]
-        final, time = mean_of(runs, lambda run: run.final), mean_of(runs, lambda run: run.seconds)
-        if label and final is not None:
-            label += f" ({metric.text(final)} after {time:.0f} s)"
-        axes.plot(places, values, marker="o", markersize=4, label=label, **style(index))
-    _finish(axes, report, across, f"{metric.title} ({metric.unit})")
-    figure.legend(loc="outside lower center", ncols=2)  # the lines leave no room in the axes
     return figure
 
 
@@ -146,9 +139,9 @@ def worst_shown(means: Sequence[float], metric: Metric) -> float:
 
 
 def draw_loss(report: Report) -> Figure:
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    axes = figure.subplots()
     window = max(1, report.settings.steps // _POINTS_OF_A_SMOOTH_LINE)
+    up = f"training loss (nats, mean of {window} steps and all workers)"
+    figure, axes = _new_axes(report, "step", up)
     for index, result, label in _lines(report):
         if len(result.loss) < window:
             continue
@@ -156,7 +149,6 @@ def draw_loss(report: Report) -> Figure:
         axes.plot(steps, result.loss, alpha=0.15, color=look["color"])
         smooth = moving_average(result.loss, window)
         axes.plot(steps[window - 1 :], smooth, label=label, **look)
-    _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
     axes.legend()
     return figure
 
@@ -175,9 +167,10 @@ def draw_bits(report: Report) -> Figure:
                 axes.plot(*zip(*sent, strict=True), label=mean, **style(index))
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
-        _finish(axes, report, "step" if direction == "pull" else "", f"bits a value, {direction}")
+        axes.set_ylabel(f"bits a value, {direction}")
         axes.set_title(title, loc="left", fontsize=11)
         axes.legend()
+    axes.set_xlabel("step")
     figure.suptitle(_title(report), fontsize=11)
     return figure
 
@@ -202,10 +195,13 @@ def style(index: int) -> dict[str, Any]:
     return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _LINES[index % len(_LINES)]}
 
 
-def _finish(axes: Axes, report: Report, across: str, up: str) -> None:
+def _new_axes(report: Report, across: str, up: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.set_title(_title(report), loc="left", fontsize=11)
+    return figure, axes
 
 
 def _title(report: Report) -> str:

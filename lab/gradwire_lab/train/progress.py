@@ -33,7 +33,6 @@ class Display(Progress):
         self._last_line, self._value = -math.inf, ""
 
     def show(self, event: dict[str, Any]) -> None:
-        """Shows an event of rank 0 if it is about progress."""
         if event["event"] == "begin":
             self._task = self.add_task(event["run"], total=self._steps, state="")
             self._last_line, self._value = -math.inf, ""

@@ -100,7 +100,6 @@ class Report(FromJson):
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Report:
-        """The report that to_json wrote."""
         return super().read(values | {"conditions": values["links"]})
 
     def by_codec(self) -> dict[str, list[RunResult]]:

@@ -1,4 +1,4 @@
-"""The report of a training for people: a table and the notes below it."""
+"""The report of a training for people: a table, the notes below it, and a sentence."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ def _of_goal(report: Report) -> Iterator[str]:
 
 
 def _devices(report: Report) -> str:
-    """Which GPU each worker computed on."""
     workers: dict[str, list[int]] = {}
     for rank, name in enumerate(report.results[0].device_of_worker):
         workers.setdefault(name, []).append(rank)
@@ -161,6 +160,37 @@ def _of_servers(settings: TrainSettings, result: RunResult) -> Iterator[str]:
             f"{result.codec}: a server received {received} MB and sent {sent} MB; pushes that came "
             f"too late and were dropped: {late or 'none'}."
         )
+
+
+def verdict(report: Report) -> str:
+    """What came first to the goal, and with what it ended, next to the first codec, the baseline.
+    Empty for a single codec, and for a baseline that came to no end."""
+    by_codec = report.by_codec()
+    first, *others = by_codec
+    means = {codec: mean_of(of, attrgetter("final")) for codec, of in by_codec.items()}
+    ends = {
+        codec: report.settings.metric.text(end) for codec, end in means.items() if end is not None
+    }
+    if not others or report.goal is None or first not in ends:
+        return ""
+    goal = report.settings.metric.text(report.goal)
+    times = {codec: time for codec in ends if (time := report.mean_time_to_goal(codec)) is not None}
+    if not times:
+        return f"None came to {goal}; {first} ended with {ends[first]}."
+    fastest = min(times, key=times.__getitem__)
+    modelled = " (modelled times)" * report.conditions.modelled
+    came = f"{fastest} came to {goal} first, after {times[fastest]:.1f} s{modelled}"
+    if fastest == first:
+        rest = sorted((time, codec) for codec, time in times.items() if codec != first)
+        next_one = f"; next came {rest[0][1]}, after {rest[0][0]:.1f} s" if rest else ""
+        return (
+            f"{came}, so compression did not pay here{next_one}. {first} ended with {ends[first]}."
+        )
+    before = f"where {first} did not come"
+    if first in times:
+        faster = times[first] / times[fastest]
+        before = f"{faster:.1f} times as fast as {first} ({times[first]:.1f} s)"
+    return f"{came}, {before}; it ended with {ends[fastest]}, {first} with {ends[first]}."
 
 
 def _has_links(report: Report) -> bool:

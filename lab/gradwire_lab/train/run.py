@@ -250,7 +250,6 @@ class _Follower:
         return report.Report(chosen, parameters, data, self.conditions, results)
 
     def report(self) -> report.Report:
-        """Reports all runs."""
         made, outputs = self._report_of(self._settings, self._settings.runs()), self._outputs
         written: list[object] = []
         if outputs.json is not None:

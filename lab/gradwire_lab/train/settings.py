@@ -229,7 +229,6 @@ class TrainSettings(FromJson):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether all ranks are in one process."""
         return self.exchange in IN_ONE_PROCESS
 
     @property
@@ -244,12 +243,10 @@ class TrainSettings(FromJson):
 
     @property
     def ranks(self) -> int:
-        """Number of workers and servers."""
         return self.workers + (self.servers if self.has_servers else 0)
 
     @property
     def workers_here(self) -> int:
-        """Number of workers in a process."""
         return self.workers if self.in_one_process else 1
 
     @property
@@ -273,7 +270,6 @@ class TrainSettings(FromJson):
 
     @property
     def links(self) -> str:
-        """Bandwidth and latency, as text."""
         travels = f" and {self.latency:g} ms" if self.latency else ""
         return format_bandwidth(self.bandwidth) + travels
 
@@ -296,12 +292,10 @@ class TrainSettings(FromJson):
         return ", ".join(f"{kind} {', '.join(group)}" for kind, group in named.items())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, by the names of the settings."""
         return {**asdict(self), "data_dir": None if self.data_dir is None else str(self.data_dir)}
 
 
 def options() -> dict[str, Any]:
-    """The option of each setting."""
     hints = get_type_hints(TrainSettings, include_extras=True)
     found = {name: get_args(hint)[1] for name, hint in hints.items()}
     for name, option in found.items():
@@ -317,7 +311,6 @@ def choices() -> dict[str, Sequence[str]]:
 
 
 def option_name(setting: str) -> str:
-    """The name of a setting's option."""
     short = {"codecs": "--codec", "learning_rate": "--lr"}
     return short.get(setting, f"--{setting.replace('_', '-')}")
 

@@ -87,7 +87,6 @@ class _Served(Strategy):
 def choose(
     model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
 ) -> Strategy:
-    """The strategy of a worker in a run of `codec`."""
     local, clip = local_optimizer(model, settings), settings.clip
     if is_rival(codec):
         return TorchDdp(model, local, rivals.parse(codec), workers, clip)

@@ -46,8 +46,6 @@ def distribute(
 
 
 class TorchDdp(Strategy):
-    """A rank of DDP with a rival's hook; see rivals.py."""
-
     def __init__(
         self,
         model: nn.Module,

@@ -44,7 +44,6 @@ def lines(
 def line(
     index: int, label: str, shown: bool, x: Sequence[float], y: Sequence[float], **more: Any
 ) -> Trace:
-    """A line of the index-th codec."""
     return {
         "type": "scatter",
         "mode": "lines",
