@@ -12,6 +12,7 @@ from unittest import mock
 
 import gradwire
 import gradwire.torch
+import gradwire.weights
 from cli_runner import run
 
 FILE = Path(__file__).with_suffix(".txt")
@@ -22,7 +23,7 @@ COMMANDS = (
 
 
 def describe() -> Iterator[str]:
-    for module in (gradwire, gradwire.torch):
+    for module in (gradwire, gradwire.torch, gradwire.weights):
         yield f"# {module.__name__}\n"
         yield from (f"{name}\n" for name in sorted(module.__all__))
     for command in ("", *COMMANDS):

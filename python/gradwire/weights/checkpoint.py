@@ -1,0 +1,144 @@
+"""A checkpoint on this machine that follows versions: .safetensors files, changed in place.
+
+A marker file beside them says which version they hold, and whether they hold it wholly. So who is
+killed while they change knows it at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from gradwire.container import Tensor
+from gradwire.files import replace_file
+from gradwire.strict_json import parse_json
+from gradwire.tensor_dtypes import bytes_of
+from gradwire.tensor_files import header_of, order_in_file, read_safetensors
+from gradwire.weights.errors import WeightsError
+from gradwire.weights.target import Target
+from gradwire.weights.tensors import Bytes, View, raw_values
+from gradwire.weights.update import Update
+
+_SUFFIX = ".safetensors"
+_FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
+_INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
+
+
+class Checkpoint:
+    """The tensors of a .safetensors file or of a folder of such files.
+
+    version: what they hold; 0: they have no marker, as before the first version. None: nothing
+    whole.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._path = path
+        self._threads = threads
+        in_folder = path.suffix != _SUFFIX
+        self._marker = (
+            path / ".gradwire.json" if in_folder else path.with_name(f".{path.name}.gradwire.json")
+        )
+        self._maps: list[np.memmap] = []
+        self.version = self._read_marker()
+
+    def views(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
+        """The tensors, mapped to memory. mode: NumPy's; `c`: changes stay in memory."""
+        found: dict[str, View] = {}
+        self._maps = []
+        for file in self._files():
+            if not file.stat().st_size:
+                raise WeightsError(f"{file}: it is empty, and no .safetensors file")
+            mapped = np.memmap(file, np.uint8, mode)
+            self._maps.append(mapped)
+            try:
+                tensors, _ = read_safetensors(memoryview(mapped))
+            except ValueError as error:
+                raise WeightsError(f"{file}: {error}") from None
+            for tensor in tensors:
+                if tensor.name in found:
+                    raise WeightsError(f"{file}: tensor {tensor.name!r} is in another file, too")
+                values = raw_values(np.frombuffer(tensor.data, np.uint8), tensor.shape)
+                found[tensor.name] = View(tensor.name, tensor.dtype, tensor.shape, values)
+        return found
+
+    def check(self, update: Update) -> None:
+        """Raises StaleBaseError unless the update can be applied."""
+        Target(self.views("c"), self._threads, make=_make).check(update)
+
+    def apply(self, update: Update) -> None:
+        """Applies an update that `check` has accepted; the change is durable then."""
+        views = self.views()
+        target = Target(views, self._threads, make=_make)
+        if views and target.fits(update):
+            self._mark(None)
+            target.write(update)
+            for mapped in self._maps:
+                mapped.flush()
+        else:
+            self._rewrite(update)
+        self._mark(update.version)
+
+    def write_copy(self, update: Update, file: Path) -> None:
+        """Writes the tensors with an update that `check` has accepted to another file."""
+        self._write_file(self._updated(update), file, marks=False)
+
+    def _rewrite(self, update: Update) -> None:
+        """Where tensors appear, vanish or change shape, all go into one new file."""
+        views = self._updated(update)
+        file = self._path if self._path.suffix == _SUFFIX else self._path / _FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._write_file(views, file, marks=True)
+        for other in self._files():
+            if other != file:
+                other.unlink()
+        if file != self._path:
+            for index in self._path.glob(_INDEX):
+                index.unlink()
+
+    def _updated(self, update: Update) -> dict[str, View]:
+        views = self.views("c")
+        Target(views, self._threads, make=_make).write(update)
+        return views
+
+    def _write_file(self, views: dict[str, View], file: Path, marks: bool) -> None:
+        """marks: from the moment on when the file is replaced, the checkpoint is not whole."""
+        tensors = order_in_file(
+            [Tensor(name, view.dtype, view.shape, view.read().data) for name, view in views.items()]
+        )
+        with replace_file(file, durable=True) as output:
+            output.write(header_of(tensors, {"format": "pt"}))
+            for tensor in tensors:
+                output.write(tensor.data)
+            output.flush()
+            if marks:
+                self._mark(None)
+
+    def _files(self) -> list[Path]:
+        if self._path.suffix == _SUFFIX:
+            return [self._path] if self._path.exists() else []
+        return sorted(self._path.glob(f"*{_SUFFIX}"))
+
+    def _read_marker(self) -> int | None:
+        if not self._files():
+            return None
+        try:
+            version = parse_json(self._marker.read_bytes(), 1)["version"]
+        except FileNotFoundError:
+            return 0
+        except (ValueError, TypeError, KeyError):
+            return None
+        return version if type(version) is int else None
+
+    def _mark(self, version: int | None) -> None:
+        self.version = version
+        with replace_file(self._marker, durable=True) as file:
+            file.write(json.dumps({"version": version}).encode() + b"\n")
+
+
+def _make(name: str, dtype: str, shape: tuple[int, ...]) -> View:
+    size = bytes_of("safetensors", dtype, int(np.prod(shape, dtype=object))) or 0
+    data: Bytes = np.zeros(size, np.uint8)
+    return View(name, dtype, shape, raw_values(data, shape))

@@ -1,0 +1,201 @@
+"""Differences of named tensors: made, folded and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire import _core
+from gradwire.weights.errors import DamagedVersionError
+from gradwire.weights.target import Target, apply_blob
+from gradwire.weights.tensors import (
+    Bytes,
+    View,
+    element_of,
+    tied_names,
+    typed_values,
+    views_of,
+)
+from gradwire.weights.update import Blob, Entry, Update, read_update, write_update
+
+
+def diff(old: Any, new: Any, *, threads: int = 1) -> bytes:
+    """Describes how the tensors of `old` become those of `new`, exactly, whatever their bits.
+
+    Args:
+        old: A dictionary of arrays or tensors, or a model with state_dict().
+        new: The same some time later. Tensors may have appeared, vanished, or got another shape or
+            dtype.
+        threads: Threads; the bytes do not depend on it.
+
+    Returns:
+        What `patch` takes: a .safetensors file, small where few elements change.
+
+    Raises:
+        WeightsError: One of them is no tensor; the message names it.
+    """
+    before, after = views_of(old), views_of(new)
+    update = make_update(before, after, Update(1, 0), threads)
+    return b"".join(bytes(piece) for piece in write_update(update))
+
+
+def patch(old: Any, delta: bytes, *, threads: int = 1) -> None:
+    """Makes the tensors of `old` those of `new`, in place.
+
+    In a dictionary, tensors appear and vanish as in `new`; a model must have the tensors of the
+    delta. Tensors that are not contiguous, or on another device, are written through a copy.
+
+    Args:
+        old: A dictionary of arrays or tensors, or a model with state_dict().
+        delta: What `diff` returned.
+        threads: Threads.
+
+    Raises:
+        StaleBaseError: A tensor of `old` is not the one that the delta was made for.
+        DamagedVersionError: The bytes were changed.
+        WeightsError: A tensor of the delta has no place in `old`.
+    """
+    Target(old, threads).apply(read_update(delta, "the delta"))
+
+
+def changes(old: Any, delta: bytes, *, threads: int = 1) -> Iterator[tuple[str, Any, Any]]:
+    """Yields what a delta changes, for engines that take sparse patches; `old` stays as it is.
+
+    Args:
+        old: The tensors that the delta was made for.
+        delta: What `diff` returned.
+        threads: Threads.
+
+    Yields:
+        The name, the flat indices (int64) and the new values of each tensor that changes, as
+        tensors of PyTorch where `old` has them. All indices of a tensor that is new.
+
+    Raises:
+        StaleBaseError: A tensor of `old` is not the one that the delta was made for.
+        DamagedVersionError: The bytes were changed.
+    """
+    yield from list_changes(old, read_update(delta, "the delta"), threads)
+
+
+def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, Any, Any]]:
+    """As `changes`, of an update that was read."""
+    target = Target(old, threads)
+    target.check(update)
+    for key, blob in update.blobs.items():
+        entry = update.entries[key]
+        view = target.find(entry)
+        if entry.kind == "full" or view is None:
+            values, places = np.frombuffer(blob, np.uint8), np.arange(entry.numel)
+        else:
+            before = view.read()
+            values = before.copy()
+            apply_blob(entry, blob, values, threads)
+            width = max(len(values) // max(entry.numel, 1), 1)
+            rows = (values != before).reshape(-1, width)
+            places = np.flatnonzero(rows.any(axis=1))
+        typed = typed_values(entry.dtype, values, target.use_torch)
+        indices = typed_values("I64", _flat_indices(entry, places).view(np.uint8), target.use_torch)
+        yield entry.name, indices, typed[places]
+
+
+def make_update(
+    before: Mapping[str, View], after: Mapping[str, View], into: Update, threads: int
+) -> Update:
+    """Adds to `into` how the tensors `before` become those `after`."""
+    tied = dict(tied_names(after))
+    for key, view in after.items():
+        if key in tied:
+            into.add(tied_entry(view, tied[key]))
+            continue
+        old = before.get(key)
+        fits = old is not None and (old.dtype, old.shape) == (view.dtype, view.shape)
+        into.add(*encode(view, old.read() if old is not None and fits else None, threads))
+    return into
+
+
+def tied_entry(view: View, to: str) -> Entry:
+    head = (view.name, view.dtype, view.shape)
+    return Entry(*head, "tied", at=view.at, whole=view.whole, to=to)
+
+
+def encode(
+    view: View, base: Bytes | None, threads: int, known: int | None = None, follow: bool = False
+) -> tuple[Entry, Blob | None]:
+    """The entry of a tensor, and the bytes that make it from `base`.
+
+    base: None where there is none, and the tensor goes as it is. known: the base's digest.
+    follow: makes `base` equal to the tensor.
+    """
+    data = view.read()
+    entry = Entry(view.name, view.dtype, view.shape, "full", at=view.at, whole=view.whole)
+    if base is None:
+        digest = _core.digest_array(data, threads=threads)
+        return replace(entry, digest=digest, changed=entry.numel, size=data.size), data
+    width, is_float = element_of(view.dtype)
+    room = np.empty(_core.max_delta_size(data.size // width, width), np.uint8)
+    written = _core.encode_delta(
+        base if base.flags.writeable else base.copy(),
+        data,
+        room,
+        width=width,
+        is_float=is_float,
+        follow=follow,
+        base_digest=known,
+        threads=threads,
+    )
+    digests = {"digest": written["result_digest"], "base": written["base_digest"]}
+    if not written["changed"]:
+        return replace(entry, kind="same", **digests), None
+    size, changed = written["size"], min(written["changed"], entry.numel)
+    return replace(entry, kind="delta", changed=changed, size=size, **digests), room[:size].copy()
+
+
+def fold_updates(first: Update, second: Update, threads: int) -> Update:
+    """One update for two that follow each other."""
+    folded = Update(second.version, first.base)
+    for key, entry in second.entries.items():
+        blob = second.blobs.get(key)
+        before = first.entries.get(key)
+        if entry.kind not in ("delta", "same"):
+            folded.add(entry, blob)
+        elif before is None or before.kind == "tied" or before.digest != entry.base:
+            raise DamagedVersionError(
+                f"tensor {key!r}: version {second.version} does not begin where version "
+                f"{first.version} ends"
+            )
+        elif entry.kind == "same":
+            folded.add(before, first.blobs.get(key))
+        else:
+            folded.add(*_fold(before, first.blobs.get(key), entry, second.blobs[key], threads))
+    return folded
+
+
+def _fold(
+    before: Entry, base: Blob | None, entry: Entry, blob: Blob, threads: int
+) -> tuple[Entry, Blob]:
+    """Something, then a delta."""
+    if base is None:  # the first changes nothing
+        return entry, blob
+    if before.kind == "full":
+        data = np.frombuffer(base, np.uint8).copy()
+        apply_blob(entry, blob, data, threads)
+        return replace(before, digest=entry.digest), data
+    width, _ = element_of(entry.dtype)
+    room = np.empty(_core.max_delta_size(entry.nbytes // width, width), np.uint8)
+    one, two = np.frombuffer(base, np.uint8), np.frombuffer(blob, np.uint8)
+    written = _core.fold_deltas(one, two, room, threads=threads)
+    size, changed = written["size"], min(written["changed"], entry.numel)
+    return replace(entry, base=before.base, changed=changed, size=size), room[:size].copy()
+
+
+def _flat_indices(entry: Entry, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places in a part as places in the whole tensor."""
+    if not entry.at:
+        return places
+    indices = np.unravel_index(places, entry.shape)
+    moved = tuple(index + begin for index, begin in zip(indices, entry.at, strict=True))
+    return np.ravel_multi_index(moved, entry.whole)

@@ -1,0 +1,129 @@
+"""Folders with the files of a store: on this machine, or wherever fsspec reaches."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import missing
+from gradwire.files import replace_file
+from gradwire.weights.errors import WeightsError
+
+
+class Folder(ABC):
+    """What a store needs of a file system: a file is there whole or not at all.
+
+    Lists may be late: a file that was written need not be in `names` yet.
+    """
+
+    place: str
+
+    @abstractmethod
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """The bytes of a file. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def write(
+        self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
+    ) -> None:
+        """Writes a file, durably. only_new: raises FileExistsError where it is there already."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of all files; none where the folder is not there."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+
+def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
+    """The folder of this name; `scheme://` is opened by fsspec."""
+    if isinstance(place, Folder):
+        return place
+    text = os.fspath(place)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    return RemoteFolder(text) if "://" in text else LocalFolder(Path(text))
+
+
+class LocalFolder(Folder):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.place = str(path)
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        with (self._path / name).open("rb") as file:
+            file.seek(begin)
+            return file.read() if end is None else file.read(end - begin)
+
+    def write(
+        self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
+    ) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        target = self._path / name
+        written = target.with_name(f"{name}.{secrets.token_hex(4)}") if only_new else target
+        with replace_file(written, durable=True) as file:
+            for piece in pieces:
+                file.write(piece)
+        if only_new:
+            try:
+                os.link(written, target)  # of two that do so at once, one gets an error
+            finally:
+                written.unlink()
+
+    def names(self) -> list[str]:
+        return os.listdir(self._path) if self._path.is_dir() else []
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+
+class RemoteFolder(Folder):
+    """A prefix that fsspec opens. Each file is put at once, as object stores do it whole."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place.rstrip("/")
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            lacking = missing("fsspec", "'.[fsspec]'")
+            raise WeightsError(f"a store in {place}: {lacking}") from None
+        try:
+            found: tuple[Any, str] = url_to_fs(self.place)
+        except (ImportError, ValueError) as error:  # s3fs, gcsfs, or an unknown scheme
+            raise WeightsError(f"a store in {place}: {error}") from None
+        self._files, self._path = found
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        return self._files.cat_file(f"{self._path}/{name}", begin, end)
+
+    def write(
+        self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
+    ) -> None:
+        path, data = f"{self._path}/{name}", b"".join(bytes(piece) for piece in pieces)
+        if only_new and self._files.exists(path):
+            raise FileExistsError(f"{self.place}/{name}")
+        self._files.makedirs(self._path, exist_ok=True)
+        try:
+            self._files.pipe_file(path, data, mode="create" if only_new else "overwrite")
+        except FileExistsError:
+            raise FileExistsError(f"{self.place}/{name}") from None
+
+    def names(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in found]
+
+    def remove(self, name: str) -> None:
+        try:
+            self._files.rm_file(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return

@@ -1,0 +1,321 @@
+"""The publisher's side of a store."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradwire.weights.checkpoint import Checkpoint
+from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
+from gradwire.weights.errors import ConflictError, WeightsError
+from gradwire.weights.folder import Folder
+from gradwire.weights.manifest import Manifest, Part, Writer, label_of, part_name
+from gradwire.weights.store import Store
+from gradwire.weights.tensors import Bytes, View, converted, dtype_named, tied_names, views_of
+from gradwire.weights.update import Entry, Update, read_head, write_update
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that exists now.
+
+    Attributes:
+        version: Its number, from 1 on.
+        bytes: What a receiver of the version before it fetches.
+        share_changed: The share of the elements that changed; those of new tensors count.
+        seconds: How long publish() took.
+        anchor_bytes: The full version beside it; 0: there is none.
+    """
+
+    version: int
+    bytes: int
+    share_changed: float
+    seconds: float
+    anchor_bytes: int
+
+
+class Publisher:
+    """Publishes the versions of a model's tensors to a store, as deltas and now and then in full.
+
+    A publisher that is started again goes on with the versions that the store has. It keeps a copy
+    of what it has published last, in host memory.
+
+    Args:
+        store: A folder, a prefix that fsspec opens (`s3://bucket/policy`), or a `Folder`.
+        base: The checkpoint that receivers have at the start, as version 0: a .safetensors file, a
+            folder of such files, or a dictionary. None: the first version is a full one.
+        anchor_every: Every so many versions a full one is published, too, from which new receivers
+            can start. 0: never.
+        dtype: The dtype in which floats are published, such as "bfloat16": what receivers see.
+        rename: Gives a tensor's name in the store: a function, or a dictionary in which other names
+            may be missing.
+        rank: This rank, where several publish shards of their own. Rank 0 commits a version when
+            the parts of all ranks are there.
+        ranks: How many ranks publish.
+        run: With several ranks, a text that all ranks of this start share and no other start had,
+            such as the job's number and the count of its restarts.
+        threads: Threads; the bytes do not depend on it.
+        patience: The seconds in which ranks wait for each other.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Folder,
+        *,
+        base: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        anchor_every: int = 50,
+        dtype: Any = None,
+        rename: Callable[[str], str] | Mapping[str, str] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        run: str = "",
+        threads: int = 1,
+        patience: float = 600.0,
+    ) -> None:
+        if not 0 <= rank < ranks:
+            raise WeightsError(f"rank {rank} of {ranks} ranks; ranks count from 0")
+        if ranks > 1 and not run:
+            raise WeightsError(
+                f"{ranks} ranks need run=: a text that all of them share and no earlier start had, "
+                "such as the job's number and the count of its restarts"
+            )
+        self._store = Store(store, patience, threads)
+        self._base = base
+        self._anchor_every = anchor_every
+        self._dtype = None if dtype is None else dtype_named(dtype)
+        self._rename = _renaming(rename)
+        self._rank, self._ranks, self._threads = rank, ranks, threads
+        self._writer = Writer.here(run)
+        self._opened = False
+        self._calls = 0  # of publish(): ranks must not take a part of an attempt that has failed
+        self._version = 0
+        self._pending = 0  # a version whose part is there, and perhaps its manifest
+        self._copies: dict[str, Bytes] = {}  # the bytes of the version, by key
+        self._entries: dict[str, Entry] = {}
+        self._is_sound = False  # whether the copies are those of the version
+
+    def publish(self, state: Any, *, anchor: bool = False) -> Published:
+        """Publishes the tensors as the next version; it exists when this returns.
+
+        Args:
+            state: A dictionary of arrays, tensors or `Shard`s, or a model with state_dict(). Of a
+                DTensor each rank publishes what it holds. Tensors that share their memory travel
+                once.
+            anchor: Publishes the version in full, too.
+
+        Raises:
+            ConflictError: Another publisher has published; the message names it.
+            WeightsError: Something is no tensor, or another rank was missing.
+            OSError: The store cannot be written. The version does not exist then; the next one is
+                published in full.
+        """
+        started = time.perf_counter()
+        self._calls += 1
+        views = views_of(state, self._rename)
+        if not self._opened:
+            self._open(views)
+        self._settle()
+        version = self._version + 1
+        self._refuse_others(version)
+        update = self._encode(views, version)
+        labels = {label_of(version): update}
+        wanted = anchor or (self._anchor_every > 0 and version % self._anchor_every == 0)
+        if wanted and (update.base is not None or self._ranks > 1):  # as all ranks decide
+            labels[label_of(version, is_anchor=True)] = self._full(update)
+        for label, content in labels.items():
+            self._write_part(label, content)
+        self._pending = version
+        has_anchor = len(labels) > 1
+        manifests = [
+            self._commit(label, version, has_anchor and label == label_of(version))
+            for label in reversed(labels)
+        ]
+        self._version, self._is_sound = version, True
+        if self._rank == 0:
+            self._store.write_hint(version)
+        whole = Update(version, None, dict(manifests[-1].entries))
+        return Published(
+            version,
+            manifests[-1].size,
+            whole.changed / max(whole.numel, 1),
+            time.perf_counter() - started,
+            sum(manifest.size for manifest in manifests[:-1]),
+        )
+
+    def _open(self, views: Mapping[str, View]) -> None:
+        """Takes up the chain that the store has, or begins one."""
+        start = self._read_base(views)
+        self._version = self._store.newest()
+        if self._version:
+            start = self._catch_up(start, views)
+        if start is not None:
+            self._entries = start.entries
+            self._copies = {
+                key: np.frombuffer(blob, np.uint8).copy() for key, blob in start.blobs.items()
+            }
+            self._is_sound = True
+        self._opened = True
+
+    def _catch_up(self, base: Update | None, views: Mapping[str, View]) -> Update | None:
+        """The tensors of the newest version; None: they cannot be had."""
+        reason: WeightsError | None = None
+        for start in (base, None) if base else (None,):
+            try:
+                found = self._store.follow(start.version if start else None, views.keys())
+                return fold_updates(start, found, self._threads) if start else found
+            except WeightsError as error:
+                reason = reason or error
+        warnings.warn(
+            f"the next version is a full one, as the newest cannot be read: {reason}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+
+    def _read_base(self, views: Mapping[str, View]) -> Update | None:
+        """The checkpoint as a full version 0, of this rank's tensors and parts."""
+        if self._base is None:
+            return None
+        if isinstance(self._base, Mapping):
+            found = views_of(self._base)
+        else:
+            found = Checkpoint(Path(self._base), self._threads).views("c")
+            if not found:
+                raise WeightsError(f"base {os.fspath(self._base)}: no .safetensors files are there")
+        mine = {
+            key: found[view.name].part(view.at, view.shape)
+            for key, view in views.items()
+            if view.name in found and found[view.name].shape == (view.whole or view.shape)
+        }
+        return make_update({}, mine, Update(0, None), self._threads)
+
+    def _settle(self) -> None:
+        """Finds out whether a version exists whose publication has ended in an error."""
+        pending, self._pending = self._pending, 0
+        if pending > self._version:
+            found = self._store.manifest(label_of(pending))
+            if found is not None and found.writer.token == self._writer.token:
+                self._version, self._is_sound = pending, True
+
+    def _encode(self, views: Mapping[str, View], version: int) -> Update:
+        """The update, while the copies become those of the new version."""
+        update = Update(version, self._version if self._is_sound else None)
+        copies, entries = self._copies, self._entries
+        if not self._is_sound:
+            copies, entries = {}, {}
+        self._is_sound = False
+        self._copies, self._entries = {}, {}
+        tied = dict(tied_names(views))
+        for key, view in views.items():
+            if key in tied:
+                update.add(tied_entry(converted(view, self._dtype), tied[key]))
+                continue
+            view = converted(view, self._dtype)
+            before, copy = entries.get(key), copies.get(key)
+            fits = before is not None and (before.dtype, before.shape) == (view.dtype, view.shape)
+            if copy is not None and before is not None and fits:
+                entry, blob = encode(view, copy, self._threads, before.digest, follow=True)
+            else:
+                entry, blob = encode(view, None, self._threads)
+                blob = copy = np.array(blob)  # the memory is the model's, and will change
+            update.add(entry, blob)
+            self._copies[key], self._entries[key] = copy, entry
+        return update
+
+    def _full(self, update: Update) -> Update:
+        """The same version from nothing."""
+        full = Update(update.version, None)
+        for key, entry in update.entries.items():
+            if entry.kind == "tied":
+                full.add(entry)
+            else:
+                size, numel = entry.nbytes, entry.numel
+                whole = replace(entry, kind="full", size=size, changed=numel, base=0)
+                full.add(whole, self._copies[key])
+        return full
+
+    def _write_part(self, label: str, update: Update) -> None:
+        self._store.folder.write(self._part(label, self._rank), write_update(update))
+
+    def _part(self, label: str, rank: int) -> str:
+        return part_name(label, f"{self._writer.token}-{self._calls}", rank, self._ranks)
+
+    def _commit(self, label: str, version: int, has_anchor: bool) -> Manifest:
+        if self._rank > 0:
+            return self._await_manifest(label)
+        found = [self._await_part(label, rank) for rank in range(self._ranks)]
+        merged = Update(version, None).merge(update for update, _ in found)
+        bases = [update.base for update, _ in found if update.base is not None]
+        manifest = Manifest(
+            version,
+            max(bases, default=None),
+            self._writer,
+            tuple(part for _, part in found),
+            merged.entries,
+            has_anchor,
+            str(self._base) if isinstance(self._base, str | os.PathLike) else "",
+        )
+        try:
+            self._store.write_manifest(label, manifest)
+        except FileExistsError:
+            self._refuse_others(version)
+        return manifest
+
+    def _await_part(self, label: str, rank: int) -> tuple[Update, Part]:
+        name = self._part(label, rank)
+
+        def look() -> tuple[Update, Part] | None:
+            try:
+                update, size = read_head(self._store.folder.read, name)
+            except FileNotFoundError:
+                return None
+            return update, Part(name, size)
+
+        found = self._store.wait_for(look)
+        if found is None:
+            raise WeightsError(
+                f"{label}: rank {rank} of {self._ranks} has not written its part in "
+                f"{self._store.patience:g} s; the version was not published. Look for that rank's "
+                "error, or give a larger patience="
+            )
+        return found
+
+    def _await_manifest(self, label: str) -> Manifest:
+        found = self._store.wait_for(lambda: self._store.manifest(label))
+        if found is None:
+            raise WeightsError(
+                f"{label}: rank 0 has not committed it in {self._store.patience:g} s. Look for "
+                "that rank's error, or give a larger patience="
+            )
+        self._refuse_others(found.version)
+        return found
+
+    def _refuse_others(self, version: int) -> None:
+        """Raises ConflictError if the version exists and is not this publisher's."""
+        found = self._store.manifest(label_of(version))
+        if found is not None and found.writer.token != self._writer.token:
+            raise ConflictError(
+                f"{self._store.folder.place}: version {version} was published by {found.writer}, "
+                f"while this publisher ({self._writer}) was about to. A store has one publisher: "
+                "end one of them, or give it a store of its own"
+            )
+
+
+def _renaming(rename: Callable[[str], str] | Mapping[str, str] | None) -> Callable[[str], str]:
+    if rename is None:
+        return str
+    if callable(rename):
+        return rename
+    names = rename
+
+    def look_up(name: str) -> str:
+        return names.get(name, name)
+
+    return look_up

@@ -1,0 +1,221 @@
+"""A store: the versions in a folder, and the shortest way to the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+from gradwire.strict_json import parse_json
+from gradwire.weights.difference import fold_updates
+from gradwire.weights.errors import DamagedVersionError, StaleBaseError
+from gradwire.weights.folder import Folder, open_folder
+from gradwire.weights.manifest import (
+    Manifest,
+    folded_from,
+    is_manifest,
+    label_of,
+    version_of,
+)
+from gradwire.weights.update import Update, read_update
+
+_T = TypeVar("_T")
+_HINT = "newest.json"
+_PAUSE = 0.05  # seconds between two looks for a file
+_KEPT = 64  # manifests in memory
+
+
+class Store:
+    """Reads and writes versions. patience: the seconds that a file may be late."""
+
+    def __init__(self, place: str | os.PathLike[str] | Folder, patience: float, threads: int):
+        self.folder = open_folder(place)
+        self.patience = patience
+        self._threads = threads
+        self._manifests: dict[str, Manifest] = {}  # they never change
+        self._newest = 0
+
+    def newest(self) -> int:
+        """The newest version; 0: there is none. Finds it even if lists are late."""
+        found = max(self._newest, self._hint())
+        if not found or self.manifest(label_of(found)) is None:
+            found = max(filter(None, map(version_of, self._listed())), default=0)
+        while self.manifest(label_of(found + 1)) is not None:
+            found += 1
+        self._newest = found
+        return found
+
+    def manifest(self, label: str) -> Manifest | None:
+        """The manifest with this label, None: there is none. Raises DamagedVersionError."""
+        if label not in self._manifests:
+            name = f"{label}.json"
+            try:
+                data = self.folder.read(name)
+            except FileNotFoundError:
+                return None
+            found = Manifest.parse(data, f"{self.folder.place}/{name}")
+            self._manifests[label] = found
+            if len(self._manifests) > _KEPT:
+                del self._manifests[next(iter(self._manifests))]
+        return self._manifests[label]
+
+    def write_manifest(self, label: str, manifest: Manifest) -> None:
+        """From here on the version exists. Raises FileExistsError."""
+        self.folder.write(f"{label}.json", [manifest.write()], only_new=True)
+
+    def write_hint(self, version: int) -> None:
+        """Lets readers find the newest version without a list."""
+        self.folder.write(_HINT, [json.dumps({"version": version}).encode()])
+
+    def load(self, label: str, keys: Collection[str] | None = None) -> Update:
+        """A version with all its bytes, checked. keys: only those tensors; None: all.
+
+        Raises:
+            DamagedVersionError: A part is missing or was changed.
+        """
+        manifest = self.manifest(label)
+        if manifest is None:
+            raise DamagedVersionError(f"{self.folder.place}: {label}.json is missing")
+        entries = manifest.entries
+        wanted = entries.keys() if keys is None else entries.keys() & set(keys)
+        found = Update(manifest.version, manifest.base)
+        for part in manifest.parts:
+            where = f"{self.folder.place}/{part.name}"
+            data = self._read_part(part.name, where)
+            if len(data) != part.size:
+                raise DamagedVersionError(f"{where} has {len(data)} bytes, not {part.size}")
+            found = found.merge([read_update(data, where)])
+        if found.entries != dict(entries):
+            raise DamagedVersionError(
+                f"{self.folder.place}: {label}.json has other tensors than its parts"
+            )
+        found.entries = {key: entries[key] for key in entries if key in wanted}
+        found.blobs = {key: blob for key, blob in found.blobs.items() if key in wanted}
+        return found
+
+    def follow(self, current: int | None, keys: Collection[str] | None = None) -> Update:
+        """One update from the version `current` to the newest: deltas, folded, or a full version
+        and what follows it, whichever is smaller. What is damaged is left aside if that is
+        possible.
+
+        Raises:
+            StaleBaseError: No way leads there.
+            DamagedVersionError: No way leads there without what is damaged.
+        """
+        damage: dict[str, DamagedVersionError] = {}
+        while True:
+            path = self._path(current, damage)
+            update: Update | None = None
+            try:
+                for label in path:
+                    loaded = self.load(label, keys)
+                    update = fold_updates(update, loaded, self._threads) if update else loaded
+            except DamagedVersionError as error:
+                damage[label] = error
+            else:
+                assert update is not None
+                return update
+
+    def wait_for(self, look: Callable[[], _T | None]) -> _T | None:
+        """What `look` finds, as soon as it finds something; None: it has found nothing in time."""
+        end = time.monotonic() + self.patience
+        while (found := look()) is None and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return found
+
+    def way_to(self, version: int, current: int | None) -> list[str] | None:
+        """The labels of the smallest way to a version; None: there is none."""
+        return self._search(version, current, {})
+
+    def _path(self, current: int | None, damage: dict[str, DamagedVersionError]) -> list[str]:
+        newest = self.newest()
+        found = self._search(newest, current, damage)
+        if found is not None:
+            return found
+        if damage:
+            raise next(iter(damage.values()))
+        start = "nothing" if current is None else f"version {current}"
+        raise StaleBaseError(
+            f"{self.folder.place}: no way leads from {start} to version {newest}: it has no full "
+            "version after it, and a delta between them is missing or builds on a checkpoint "
+            f"({self._origin(newest)}). Load that checkpoint and start from version 0, or let the "
+            "publisher make a full version: publish(..., anchor=True)"
+        )
+
+    def _search(
+        self, newest: int, current: int | None, damage: dict[str, DamagedVersionError]
+    ) -> list[str] | None:
+        if current is not None and current > newest:
+            current = None  # of another chain
+        floor = current or 0
+        folded = self._folded() if newest - floor > 1 else {}
+        best: dict[int, tuple[int, list[str]]] = {newest: (0, [])}
+        ends: list[tuple[int, list[str]]] = []
+        for version in range(newest, floor, -1):
+            if version not in best:
+                continue
+            size, rest = best[version]
+            for label, manifest in self._ways_to(version, folded, damage):
+                way = (size + manifest.size, [label, *rest])
+                if manifest.base is None or manifest.base == current:
+                    ends.append(way)
+                elif manifest.base > floor:
+                    best[manifest.base] = min(way, best.get(manifest.base, way))
+        return min(ends)[1] if ends else None
+
+    def _ways_to(
+        self, version: int, folded: dict[int, list[str]], damage: dict[str, DamagedVersionError]
+    ) -> Iterator[tuple[str, Manifest]]:
+        """The manifests that lead to a version and are not damaged."""
+        has_anchor = True  # or it is not known
+        labels = [label_of(version), label_of(version, is_anchor=True), *folded.get(version, [])]
+        for label in labels:
+            if label in damage or (label == labels[1] and not has_anchor):
+                continue
+            try:
+                manifest = self.manifest(label)
+            except DamagedVersionError as error:
+                damage[label] = error
+                continue
+            if manifest is not None:
+                yield label, manifest
+                has_anchor = has_anchor and (label != labels[0] or manifest.anchor)
+
+    def _folded(self) -> dict[int, list[str]]:
+        """The labels of folded deltas by their version."""
+        found: dict[int, list[str]] = {}
+        for name in self._listed():
+            if folded_from(name) is not None:
+                found.setdefault(version_of(name) or 0, []).append(name.removesuffix(".json"))
+        return found
+
+    def _listed(self) -> list[str]:
+        return [name for name in self.folder.names() if is_manifest(name)]
+
+    def _hint(self) -> int:
+        try:
+            version = parse_json(self.folder.read(_HINT), 1)["version"]
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return 0  # it is a hint, and lists and manifests say the same
+        return version if type(version) is int else 0
+
+    def _origin(self, version: int) -> str:
+        try:
+            found = self.manifest(label_of(version))
+        except DamagedVersionError:
+            return "unknown"
+        return found.origin if found is not None and found.origin else "none is known"
+
+    def _read_part(self, name: str, where: str) -> bytes:
+        def look() -> bytes | None:
+            try:
+                return self.folder.read(name)
+            except FileNotFoundError:
+                return None
+
+        found = self.wait_for(look)
+        if found is None:
+            raise DamagedVersionError(f"{where} is missing")
+        return found

@@ -1,0 +1,175 @@
+"""The receivers' side of a store."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.weights.checkpoint import Checkpoint
+from gradwire.weights.difference import fold_updates, list_changes
+from gradwire.weights.errors import StaleBaseError, WeightsError
+from gradwire.weights.folder import Folder
+from gradwire.weights.store import Store
+from gradwire.weights.target import Target
+from gradwire.weights.update import Update
+
+_REMEDY = (
+    "fetch() again takes a full version; if there is none, the publisher makes it with "
+    "publish(..., anchor=True)"
+)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A version that is here and checked, and not in use yet.
+
+    Attributes:
+        version: Its number.
+        bytes: Its deltas or tensors, after folding.
+        is_full: Whether it is a full version, which any model takes.
+        seconds: How long fetch() took.
+    """
+
+    version: int
+    bytes: int
+    is_full: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A version that is in use now.
+
+    Attributes:
+        version: Its number.
+        seconds: The pause: how long the model could not be used.
+    """
+
+    version: int | None
+    seconds: float
+
+
+class Subscriber:
+    """Brings a model, and a checkpoint on this machine, to the newest version of a store.
+
+    Args:
+        store: What the publisher has: a folder, a prefix that fsspec opens, or a `Folder`.
+        local: A .safetensors file or a folder of such files that follows the versions. Without a
+            marker of an earlier subscriber it is version 0, the publisher's `base`. It may be
+            missing; the first version is a full one then.
+        version: The version that the model has at the start, without `local`: 0 is the publisher's
+            `base`. None: it has none, and the first fetch takes a full version.
+        threads: Threads.
+        patience: The seconds that a file of the store may be late.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Folder,
+        *,
+        local: str | os.PathLike[str] | None = None,
+        version: int | None = None,
+        threads: int = 1,
+        patience: float = 10.0,
+    ) -> None:
+        if local is not None and version is not None:
+            raise WeightsError("version= is that of a model without local=, which knows its own")
+        self._store = Store(store, patience, threads)
+        self._threads = threads
+        self._local = None if local is None else Checkpoint(Path(local), threads)
+        self._version = version if self._local is None else self._local.version
+        self._pending: Update | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version in use; None: none, or a part of one after an error."""
+        return self._version
+
+    def fetch(self) -> Fetched | None:
+        """Fetches and checks the newest version, while the model is in use.
+
+        Returns:
+            What `apply_` will apply; None if the newest version is in use, or none exists.
+
+        Raises:
+            StaleBaseError: No way leads from the version in use to the newest.
+            DamagedVersionError: Bytes of the store are missing or were changed, and there is no
+                way around them.
+        """
+        started = time.perf_counter()
+        current = self._version if self._pending is None else self._pending.version
+        newest = self._store.newest()
+        if newest == 0 or (newest == current and self._pending is None):
+            return None
+        if newest != current:
+            self._take(current)
+        update = self._pending
+        if update is None:
+            raise AssertionError("it was taken")
+        size = sum(entry.size for entry in update.entries.values())
+        is_full = update.base is None
+        return Fetched(update.version, size, is_full, time.perf_counter() - started)
+
+    def apply_(self, target: Any = None) -> Applied:
+        """Makes the fetched version the one in use: in the model in place, then in `local`.
+
+        All is checked before anything is written. Where writing fails nevertheless, the subscriber
+        has no version, and the next fetch takes a full one.
+
+        Args:
+            target: A model with state_dict(), or a dictionary of arrays or tensors, in which
+                tensors may appear and vanish. None: only `local` changes.
+
+        Raises:
+            StaleBaseError: The model's values are not those of the version that was in use. Nothing
+                was changed; the next fetch takes a full version.
+        """
+        update, self._pending = self._pending, None
+        if update is None:
+            return Applied(self._version, 0.0)
+        if target is None and self._local is None:
+            raise WeightsError("apply_() without a model needs local=, a checkpoint to change")
+        started = time.perf_counter()
+        if target is not None:
+            tensors = Target(target, self._threads, remedy=_REMEDY)
+            try:
+                tensors.check(update)
+            except StaleBaseError:
+                self._version = None
+                raise
+            self._version = None
+            tensors.write(update)
+        seconds = time.perf_counter() - started
+        self._version = None
+        if self._local is not None:
+            self._local.apply(update)
+        self._version = update.version
+        return Applied(update.version, seconds)
+
+    def changes(self, target: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yields what the fetched version changes, for engines that take sparse patches.
+
+        Args:
+            target: The tensors of the version in use; they stay as they are.
+
+        Yields:
+            The name, the flat indices and the new values of each tensor that changes.
+        """
+        if self._pending is not None:
+            yield from list_changes(target, self._pending, self._threads)
+
+    def _take(self, current: int | None) -> None:
+        update = self._store.follow(current)
+        if update.base is not None and self._pending is not None:
+            update = fold_updates(self._pending, update, self._threads)
+        if self._local is not None:
+            try:
+                self._local.check(update)
+            except StaleBaseError:  # somebody has changed the files
+                self._version = None
+                update = self._store.follow(None)
+        self._pending = update

@@ -1,0 +1,163 @@
+"""What updates are applied to: a model, a dictionary of tensors, the tensors of a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from gradwire import GradwireError, _core
+from gradwire.weights.errors import DamagedVersionError, StaleBaseError, WeightsError
+from gradwire.weights.tensors import (
+    Bytes,
+    View,
+    is_torch,
+    make_values,
+    tensors_of,
+    tied_names,
+    views_of,
+)
+from gradwire.weights.update import Blob, Entry, Update, digest_of
+
+
+class Target:
+    """Tensors that updates change in place. Those of a dictionary may appear and vanish, too.
+
+    make: the value that a dictionary gets for a new tensor; None: an array or tensor of zeros.
+    remedy: what to do if these are not the tensors of an update's base.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        threads: int,
+        make: Callable[[str, str, tuple[int, ...]], Any] | None = None,
+        remedy: str = "apply it to the tensors that it was made for",
+    ) -> None:
+        self._tensors = tensors_of(owner)
+        self._views = views_of(owner)
+        self._open = owner if isinstance(owner, MutableMapping) else None
+        self._threads, self._remedy = threads, remedy
+        # New tensors are as the others are; an empty dictionary gets what the program works with.
+        kinds = [is_torch(view.values) for view in self._views.values()]
+        self.use_torch = any(kinds) if kinds else sys.modules.get("torch") is not None
+        self._make = make or self._zeros
+
+    def find(self, entry: Entry) -> View | None:
+        """The tensor that an entry is about; None: there is none, or one of another shape."""
+        view = self._views.get(entry.key)
+        if view is None and entry.at and entry.name in self._views:
+            whole = self._views[entry.name]
+            if whole.shape == entry.whole:
+                view = whole.part(entry.at, entry.shape)
+        if view is None or (view.dtype, view.shape) != (entry.dtype, entry.shape):
+            return None
+        return view
+
+    def check(self, update: Update) -> None:
+        """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
+        tied = dict(tied_names(self._views))
+        for entry in update.entries.values():
+            view = self.find(entry)
+            if view is None and entry.kind in ("delta", "same"):
+                self._refuse_base(update, entry, self._describe(entry))
+            if view is None and self._open is None:
+                raise WeightsError(
+                    f"tensor {entry.name!r} of version {update.version} is {entry.dtype} "
+                    f"{list(entry.whole or entry.shape)}, the model {self._describe(entry)}; make "
+                    "the model that this version is of"
+                )
+            in_place = view is not None and entry.kind in ("delta", "same")
+            if view is not None and in_place and not self._is_base(view, entry):
+                self._refuse_base(update, entry, "its values are others")
+            other = update.entries.get(tied.get(entry.key, ""))
+            if other is not None and "tied" not in (entry.kind, other.kind):
+                raise WeightsError(
+                    f"tensors {entry.key!r} and {other.key!r} are one memory here, and differ in "
+                    f"version {update.version}; make the model that this version is of"
+                )
+
+    def fits(self, update: Update) -> bool:
+        """Whether the tensors are those of the update: none appears, vanishes or changes shape.
+        Names that are tied to others need not be there."""
+        own = {entry.name for entry in update.entries.values() if entry.kind != "tied"}
+        return self._views.keys() <= {entry.name for entry in update.entries.values()} and all(
+            self.find(entry) is not None
+            for entry in update.entries.values()
+            if entry.name in own | self._views.keys()
+        )
+
+    def apply(self, update: Update) -> None:
+        """Checks everything, then writes. DamagedVersionError: they are of no version now."""
+        self.check(update)
+        self.write(update)
+
+    def write(self, update: Update) -> None:
+        """Applies an update that `check` has accepted."""
+        for key, blob in update.blobs.items():
+            entry = update.entries[key]
+            view = self.find(entry) or self._add(entry)
+            data = view.read() if entry.kind == "delta" else np.frombuffer(blob, np.uint8)
+            if entry.kind == "delta":
+                if not data.flags.writeable:
+                    data = data.copy()
+                apply_blob(entry, blob, data, self._threads)
+            view.write(data)
+        for entry in update.entries.values():
+            if entry.kind == "tied":
+                self._tie(entry, update.entries[entry.to])
+        if self._open is not None:
+            named = {entry.name for entry in update.entries.values()}
+            for name in [name for name in self._open if name not in named]:
+                del self._open[name]
+
+    def _is_base(self, view: View, entry: Entry) -> bool:
+        return digest_of(view.read(), self._threads) == entry.base
+
+    def _add(self, entry: Entry) -> View:
+        if self._open is None:
+            raise AssertionError("check() has found the tensor")
+        made = self._make(entry.name, entry.dtype, entry.whole or entry.shape)
+        self._open[entry.name] = made
+        self._views[entry.name] = views_of({entry.name: made})[entry.name]
+        found = self.find(entry)
+        if found is None:
+            raise AssertionError("it was made for the entry")
+        return found
+
+    def _tie(self, entry: Entry, to: Entry) -> None:
+        source, view = self.find(to), self.find(entry)
+        if source is None:
+            raise AssertionError("the tensor was written before")
+        if view is not None:
+            view.write(source.read())
+        elif self._open is not None:
+            self._open[entry.name] = self._open[to.name]
+
+    def _zeros(self, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+        try:
+            return make_values(dtype, shape, self.use_torch)
+        except WeightsError as error:
+            raise WeightsError(f"tensor {name!r} is new: {error}") from None
+
+    def _describe(self, entry: Entry) -> str:
+        view = self._views.get(entry.name)
+        return "lacks it" if view is None else f"has {view.dtype} {list(view.shape)}"
+
+    def _refuse_base(self, update: Update, entry: Entry, found: str) -> None:
+        raise StaleBaseError(
+            f"tensor {entry.key!r} is not as in version {update.base}, on which version "
+            f"{update.version} builds: {found}. Nothing was changed; {self._remedy}"
+        )
+
+
+def apply_blob(entry: Entry, blob: Blob, data: Bytes, threads: int) -> None:
+    """Makes the base of a delta, in `data`, its result."""
+    try:
+        _core.apply_delta(np.frombuffer(blob, np.uint8), data, threads=threads)
+    except GradwireError as error:
+        raise DamagedVersionError(
+            f"tensor {entry.key!r}: {error}; the tensors are of no version now. Take a full version"
+        ) from None

@@ -1,0 +1,297 @@
+"""Arrays and tensors as bytes, whoever made them: NumPy, PyTorch, or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.errors import missing
+from gradwire.tensor_dtypes import SAFETENSORS_BITS
+from gradwire.weights.errors import WeightsError
+
+Bytes = NDArray[np.uint8]
+Place = tuple[int, ...]
+
+# How NumPy, ml_dtypes and PyTorch call the dtypes of .safetensors files.
+_NAMES = {
+    "bool": "BOOL",
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+_PROGRAMS = {dtype: name for name, dtype in _NAMES.items()}
+FLOATS = {"F64", "F32", "F16", "BF16"}  # what `dtype=` converts
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A tensor, or the part of it that a rank holds, with its memory.
+
+    values: a NumPy array or a PyTorch tensor. Bytes of a file are an array of uint8 that has one
+    dimension more than `shape`. at: the indices of its first element in the whole tensor, whose
+    shape is `whole`; both are empty where `values` are the whole tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: Any
+    at: Place = ()
+    whole: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name, self.at)
+
+    def read(self) -> Bytes:
+        """Its bytes in C order: its own memory where that holds them so, or a copy."""
+        if is_torch(self.values):
+            import torch
+
+            values = self.values.resolve_conj().resolve_neg().cpu().contiguous()
+            if not values.numel():
+                return np.empty(0, np.uint8)
+            # A single element may have any stride.
+            return values.as_strided((values.numel(),), (1,)).view(torch.uint8).numpy()
+        return np.ascontiguousarray(self.values).reshape(-1).view(np.uint8)
+
+    def write(self, data: Bytes) -> None:
+        """Gives it these bytes, which `read` may have returned."""
+        if not data.size or data.ctypes.data == _address(self.values):
+            return
+        if is_torch(self.values):
+            import torch
+
+            whole = torch.empty(self.values.shape, dtype=self.values.dtype, device="cpu")
+            whole.reshape(-1).view(torch.uint8).numpy()[:] = data
+            with torch.inference_mode(self.values.is_inference()), torch.no_grad():
+                self.values.copy_(whole)
+        else:
+            self.values[...] = data.view(self.values.dtype).reshape(self.values.shape)
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The same for two tensors that are the same memory, seen in the same way."""
+        strides = self.values.stride() if is_torch(self.values) else self.values.strides
+        where = str(self.values.device) if is_torch(self.values) else "cpu"
+        return where, _address(self.values), self.dtype, self.shape, tuple(strides)
+
+    def part(self, at: Place, shape: tuple[int, ...]) -> View:
+        """The view of a part of a whole tensor."""
+        if not at:
+            return self
+        cut = tuple(slice(begin, begin + n) for begin, n in zip(at, shape, strict=True))
+        return View(self.name, self.dtype, shape, self.values[cut], at, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a tensor that this rank publishes; DTensors need none.
+
+    Args:
+        values: The array or tensor.
+        at: The indices of its first element in the whole tensor.
+        whole: The shape of the whole tensor.
+    """
+
+    values: Any
+    at: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+def key_of(name: str, at: Place) -> str:
+    return f"{name}@{','.join(map(str, at))}" if at else name
+
+
+def is_torch(values: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def tensors_of(state: Any) -> Mapping[str, Any]:
+    """The dictionary of tensors that `state` is, or that its `state_dict()` gives."""
+    found = state if isinstance(state, Mapping) else getattr(state, "state_dict", dict)()
+    if not isinstance(found, Mapping) or not (found or isinstance(state, Mapping)):
+        raise WeightsError(
+            f"{type(state).__name__} is neither a dictionary of arrays or tensors nor a model with "
+            "state_dict()"
+        )
+    return found
+
+
+def views_of(state: Any, rename: Callable[[str], str] = str) -> dict[str, View]:
+    """The tensors of a dictionary or a model by their keys, in its order.
+
+    Parts that another rank publishes are left out. Raises WeightsError, which names the tensor.
+    """
+    found: dict[str, View] = {}
+    for own_name, values in tensors_of(state).items():
+        name = rename(own_name)
+        view = _view(name, values)
+        if view is None:
+            continue
+        if view.key in found:
+            raise WeightsError(f"two tensors have the name {view.key!r}; rename= gave it to both")
+        found[view.key] = view
+    return found
+
+
+def converted(view: View, dtype: str | None) -> View:
+    """The view, or a copy of it with this safetensors dtype if it is of floats."""
+    if dtype is None or view.dtype == dtype or view.dtype not in FLOATS:
+        return view
+    values = view.values
+    if not is_torch(values) and dtype in FLOATS - {"BF16"}:
+        values = values.astype(_PROGRAMS[dtype])
+    else:
+        torch = _torch(f"dtype={_PROGRAMS[dtype]!r}")
+        values = values if is_torch(values) else torch.from_numpy(np.ascontiguousarray(values))
+        values = values.to(getattr(torch, _PROGRAMS[dtype]))
+    return View(view.name, dtype, view.shape, values, view.at, view.whole)
+
+
+def dtype_named(dtype: Any) -> str:
+    """The safetensors dtype of a NumPy or PyTorch dtype, or of its name."""
+    text = str(dtype).removeprefix("torch.")
+    found = _NAMES.get(text) or _NAMES.get(getattr(dtype, "name", text))
+    if found is None:
+        raise WeightsError(f"dtype {text} is not supported: {', '.join(sorted(_NAMES))}")
+    return found
+
+
+def make_values(dtype: str, shape: tuple[int, ...], use_torch: bool) -> Any:
+    """A new tensor of zeros: of PyTorch where `use_torch` says so or NumPy has no such dtype."""
+    program = _PROGRAMS.get(dtype)
+    if program is None:
+        raise WeightsError(f"a tensor of {dtype} can be in a file only")
+    if not use_torch:
+        with suppress(TypeError):
+            return np.zeros(shape, program)
+    torch = _torch(f"a tensor of {program}")
+    return torch.zeros(shape, dtype=getattr(torch, program), device="cpu")
+
+
+def typed_values(dtype: str, data: Bytes, use_torch: bool) -> Any:
+    """Bytes as a flat array or tensor; NumPy has unsigned integers for dtypes that it lacks."""
+    if use_torch:
+        typed = make_values(dtype, (len(data) * 8 // SAFETENSORS_BITS[dtype],), True)
+        View("", dtype, tuple(typed.shape), typed).write(data)
+        return typed
+    try:
+        return data.view(_PROGRAMS.get(dtype, ""))
+    except TypeError:
+        return data.view(f"u{max(SAFETENSORS_BITS[dtype] // 8, 1)}")
+
+
+def raw_values(data: Bytes, shape: tuple[int, ...]) -> Bytes:
+    """Bytes of a tensor as an array that can be cut as the tensor is. Elements of less than a byte
+    stay one row."""
+    numel = prod(shape)
+    whole = numel == 0 or data.size % numel == 0
+    return data.reshape(*shape, data.size // max(numel, 1)) if whole else data
+
+
+def element_of(dtype: str) -> tuple[int, bool]:
+    """Width in bytes and order, float or integer, of the elements that deltas count in."""
+    is_float = dtype.startswith(("F16", "F32", "BF", "F8", "C64")) and dtype != "F8_E8M0"
+    return min(max(SAFETENSORS_BITS[dtype] // 8, 1), 4), is_float
+
+
+def tied_names(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
+    """Pairs: a tensor's key, and that of an earlier one which is the same memory."""
+    first: dict[tuple[Any, ...], str] = {}
+    for key, view in views.items():
+        if prod(view.shape) and first.setdefault(view.memory, key) != key:
+            yield key, first[view.memory]
+
+
+def _view(name: str, values: Any) -> View | None:
+    """None: another rank publishes it."""
+    if isinstance(values, View):
+        return values
+    at: Place = ()
+    whole: tuple[int, ...] = ()
+    if isinstance(values, Shard):
+        values, at, whole = values.values, tuple(values.at), tuple(values.whole)
+    elif hasattr(values, "device_mesh") and hasattr(values, "placements"):
+        sharded = _shard_of(name, values)
+        if sharded is None:
+            return None
+        values, at, whole = sharded
+    if is_torch(values):
+        values = values.detach()
+        if values.is_meta or values.is_sparse or values.is_quantized:
+            raise WeightsError(f"tensor {name!r} has no plain values: {values.layout}, meta or so")
+    elif hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+        values = np.asarray(values) if hasattr(values, "__array__") else np.from_dlpack(values)
+    else:
+        raise WeightsError(
+            f"{name!r} is of type {type(values).__name__}; only arrays and tensors are published"
+        )
+    try:
+        dtype = dtype_named(values.dtype)
+    except WeightsError as error:
+        raise WeightsError(f"tensor {name!r}: {error}") from None
+    if not is_torch(values) and not values.dtype.isnative:
+        raise WeightsError(f"tensor {name!r} has big-endian values; astype('<f4') turns them")
+    view = View(name, dtype, tuple(values.shape), values, at, whole)
+    fits = all(b >= 0 and b + n <= w for b, n, w in zip(at, view.shape, whole, strict=False))
+    if at and not (len(at) == len(whole) == len(view.shape) and fits):
+        raise WeightsError(
+            f"tensor {name!r}: a part of shape {list(view.shape)} at {list(at)} is not within "
+            f"{list(whole)}"
+        )
+    return view
+
+
+def _shard_of(name: str, values: Any) -> tuple[Any, Place, tuple[int, ...]] | None:
+    """What this rank holds of a DTensor; None where another rank holds the same or it is empty."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = values.device_mesh, values.placements
+    coordinate = mesh.get_coordinate()
+    replica = any(
+        where > 0 and placement.is_replicate()
+        for where, placement in zip(coordinate or (), placements, strict=True)
+    )
+    for placement in placements:
+        if placement.is_partial() or type(placement).__name__ == "_StridedShard":
+            raise WeightsError(
+                f"tensor {name!r} is a DTensor with {placement}, which is no block of it; "
+                "redistribute() it"
+            )
+    local = values.to_local()
+    if coordinate is None or replica or not local.numel():
+        return None
+    whole = tuple(values.shape)
+    if tuple(local.shape) == whole:
+        return local, (), ()
+    _, at = compute_local_shape_and_global_offset(whole, mesh, placements)
+    return local, tuple(at), whole
+
+
+def _address(values: Any) -> int:
+    return values.data_ptr() if is_torch(values) else values.ctypes.data
+
+
+def _torch(what: str) -> Any:
+    try:
+        import torch
+    except ImportError:
+        lacking = missing("PyTorch", "'.[torch]'")
+        raise WeightsError(f"{what}: {lacking}") from None
+    return torch

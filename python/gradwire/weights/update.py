@@ -1,0 +1,270 @@
+"""Updates: what leads from one version of named tensors to another, in memory and as a file.
+
+The file is a .safetensors file. A whole tensor stands in it as it is, so that a full version is a
+checkpoint that any program reads; a delta (spec/format.md) stands under its tensor's name as bytes
+of dtype U8. The entry `gradwire` of the file's metadata holds JSON: format, version, base, and the
+entries of all tensors (`Entry`), also of those that have not changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from gradwire import GradwireError, _core
+from gradwire.container import Tensor
+from gradwire.strict_json import most_header_bytes, parse_json
+from gradwire.tensor_dtypes import SAFETENSORS_BITS, bytes_of
+from gradwire.tensor_files import header_of, order_in_file, read_safetensors
+from gradwire.weights.errors import DamagedVersionError, WeightsError
+from gradwire.weights.tensors import Bytes, Place, key_of
+
+FORMAT = 1
+METADATA = "gradwire"
+Kind = Literal["full", "delta", "same", "tied"]
+Blob = bytes | memoryview | Bytes
+_NESTING = 5  # of the JSON: an object, its tensors, one of them, its shape
+_LENGTH_BYTES = 8  # before the header of a .safetensors file
+_HEX = 16  # digits of a digest: JSON numbers of 64 bits are not exact everywhere
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a version, or a part of it.
+
+    kind: its bytes are in the update ("full"), or a delta is; it has not changed ("same"); or it
+    is the memory of the tensor with the key `to` ("tied"). digest: of its bytes in this version.
+    base: the digest of its bytes in the base. at, whole: as in `View`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Kind
+    digest: int = 0
+    base: int = 0
+    changed: int = 0
+    size: int = 0
+    at: Place = ()
+    whole: tuple[int, ...] = ()
+    to: str = ""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name, self.at)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return bytes_of("safetensors", self.dtype, self.numel) or 0
+
+    def describe(self) -> dict[str, Any]:
+        """The entry as JSON has it; what is empty is left out."""
+        plain = dict(vars(self))
+        plain |= {key: f"{plain[key]:0{_HEX}x}" for key in ("digest", "base") if plain[key]}
+        plain |= {key: list(plain[key]) for key in ("at", "whole")}
+        kept = {key: value for key, value in plain.items() if value not in (0, "", [])}
+        return kept | {"shape": list(self.shape)}
+
+    @staticmethod
+    def parse(entry: Any) -> Entry:
+        """Raises ValueError, which names the tensor."""
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise ValueError("an entry has no name")
+        values = dict(entry)
+        try:
+            for key in ("digest", "base"):
+                values[key] = _digest_of(values.get(key, "0" * _HEX))
+            for key in ("shape", "at", "whole"):
+                values[key] = tuple(_natural(n) for n in values.get(key, []))
+            for key in ("changed", "size"):
+                values[key] = _natural(values.get(key, 0))
+            found = Entry(**values)
+            known = found.kind in ("full", "delta", "same", "tied")
+            if not known or found.dtype not in SAFETENSORS_BITS or not isinstance(found.to, str):
+                raise ValueError(
+                    f"kind {found.kind!r}, dtype {found.dtype!r}, tied to {found.to!r}"
+                )
+            if len(found.at) != len(found.whole) or (
+                found.at and len(found.at) != len(found.shape)
+            ):
+                raise ValueError("its place and its shape do not fit together")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"tensor {entry['name']!r}: {error}") from None
+        return found
+
+
+@dataclass
+class Update:
+    """The way from the version `base` to `version`; base None: from nothing, all tensors are
+    full. blobs: the bytes of full tensors and deltas by key."""
+
+    version: int
+    base: int | None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    blobs: dict[str, Blob] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> int:
+        """Elements that changed; all those of full tensors count."""
+        return sum(entry.changed for entry in self.entries.values())
+
+    @property
+    def numel(self) -> int:
+        return sum(entry.numel for entry in self.entries.values() if entry.kind != "tied")
+
+    def add(self, entry: Entry, blob: Blob | None = None) -> None:
+        self.entries[entry.key] = entry
+        if blob is not None:
+            self.blobs[entry.key] = blob
+
+    def merge(self, others: Iterable[Update]) -> Update:
+        """This update with the parts that others hold. Raises DamagedVersionError where two hold
+        the same."""
+        merged = Update(self.version, self.base, dict(self.entries), dict(self.blobs))
+        for other in others:
+            twice = merged.entries.keys() & other.entries.keys()
+            if twice:
+                raise DamagedVersionError(
+                    f"version {self.version}: tensor {min(twice)!r} stands in two parts; each rank "
+                    "publishes shards of its own"
+                )
+            merged.entries |= other.entries
+            merged.blobs |= other.blobs
+        return merged
+
+
+def write_update(update: Update) -> Sequence[bytes | memoryview]:
+    """The file, in pieces. Raises WeightsError."""
+    tensors = []
+    for key, blob in update.blobs.items():
+        entry, data = update.entries[key], memoryview(blob).cast("B")
+        dtype, shape = ("U8", (len(data),)) if entry.kind == "delta" else (entry.dtype, entry.shape)
+        tensors.append(Tensor(key, dtype, shape, data))
+    tensors = order_in_file(tensors)
+    described = {
+        "format": FORMAT,
+        "version": update.version,
+        "base": update.base,
+        "tensors": [entry.describe() for entry in update.entries.values()],
+    }
+    try:
+        header = header_of(tensors, {METADATA: json.dumps(described, separators=(",", ":"))})
+    except ValueError as error:
+        raise WeightsError(f"version {update.version}: {error}") from None
+    pieces = [header, *(tensor.data for tensor in tensors)]
+    most = most_header_bytes(sum(map(len, pieces)))
+    if len(header) > most:
+        raise WeightsError(
+            f"version {update.version}: the header would have {len(header)} bytes, {most} are "
+            "allowed; publish fewer tensors at once"
+        )
+    return pieces
+
+
+def read_update(data: Blob, where: str) -> Update:
+    """The update of a file whose every byte has been checked, but for what deltas make of their
+    base. Raises DamagedVersionError, which begins with `where`."""
+    try:
+        tensors, metadata = read_safetensors(memoryview(data).cast("B"))
+        update = parse_description(metadata.get(METADATA, ""))
+        for tensor in tensors:
+            _check_blob(update.entries.get(tensor.name), tensor)
+            update.blobs[tensor.name] = tensor.data
+        for key, entry in update.entries.items():
+            if (key in update.blobs) != (entry.kind in ("full", "delta")):
+                raise ValueError(f"tensor {key!r} is {entry.kind}, and its bytes are missing")
+    except ValueError as error:
+        raise DamagedVersionError(f"{where}: {error}") from None
+    return update
+
+
+def read_head(read: Callable[[str, int, int], bytes], name: str) -> tuple[Update, int]:
+    """The update of a file without its bytes, and the file's size. read: gives the bytes of a file
+    from one place to another. Raises DamagedVersionError, and what `read` raises."""
+    length = int.from_bytes(read(name, 0, _LENGTH_BYTES), "little")
+    head = read(name, _LENGTH_BYTES, _LENGTH_BYTES + length)
+    try:
+        header = parse_json(head, _NESTING)
+        update = parse_description(header.pop("__metadata__", {}).get(METADATA, ""))
+        size = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedVersionError(f"{name}: {error}") from None
+    return update, _LENGTH_BYTES + length + size
+
+
+def parse_description(text: str) -> Update:
+    """The update without its bytes, from the JSON in a file's metadata. Raises ValueError."""
+    if not text:
+        raise ValueError("it is a .safetensors file without deltas; `gradwire delta` makes others")
+    described = parse_json(text.encode(), _NESTING)
+    keys = {"format", "version", "base", "tensors"}
+    if not isinstance(described, dict) or described.keys() != keys:
+        raise ValueError(f"the entry {METADATA!r} of its metadata must have {', '.join(keys)}")
+    if described["format"] != FORMAT:
+        raise ValueError(f"format {described['format']}; this program reads {FORMAT}")
+    return Update(
+        _natural(described["version"]),
+        None if described["base"] is None else _natural(described["base"]),
+        parse_entries(described["tensors"]),
+    )
+
+
+def parse_entries(listed: Any) -> dict[str, Entry]:
+    """The entries of a JSON list by key. Raises ValueError."""
+    if not isinstance(listed, list):
+        raise ValueError("its tensors are no list")
+    entries = [Entry.parse(entry) for entry in listed]
+    found = {entry.key: entry for entry in entries}
+    if len(found) != len(entries):
+        raise ValueError("a tensor is listed twice")
+    for entry in entries:
+        to = found.get(entry.to)
+        if entry.kind == "tied" and (to is None or to.kind == "tied" or to.nbytes != entry.nbytes):
+            raise ValueError(f"tensor {entry.key!r} is tied to {entry.to!r}, which does not fit")
+    return found
+
+
+def digest_of(data: Blob, threads: int = 1) -> int:
+    return _core.digest_array(np.frombuffer(data, np.uint8), threads=threads)
+
+
+def _check_blob(entry: Entry | None, tensor: Tensor) -> None:
+    if entry is None or entry.kind not in ("full", "delta"):
+        raise ValueError(f"the bytes of {tensor.name!r} belong to no tensor")
+    if len(tensor.data) != entry.size:
+        raise ValueError(f"tensor {entry.key!r} has {len(tensor.data)} bytes, not {entry.size}")
+    if entry.kind == "full":
+        if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
+            raise ValueError(f"tensor {entry.key!r} has another dtype or shape than its entry")
+        if digest_of(tensor.data) != entry.digest:
+            raise ValueError(f"tensor {entry.key!r}: its bytes were changed")
+        return
+    try:
+        head: Mapping[str, int] = _core.inspect_delta(np.frombuffer(tensor.data, np.uint8))
+    except GradwireError as error:
+        raise ValueError(f"tensor {entry.key!r}: {error}") from None
+    if head["n"] * head["width"] != entry.nbytes or (
+        (head["base_digest"], head["result_digest"]) != (entry.base, entry.digest)
+    ):
+        raise ValueError(f"tensor {entry.key!r}: its delta is of another tensor")
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no integer from 0 on")
+    return value
+
+
+def _digest_of(text: Any) -> int:
+    if not isinstance(text, str) or len(text) != _HEX:
+        raise ValueError(f"{text!r} is no digest")
+    return int(text, 16)
