@@ -1,17 +1,20 @@
-"""Reads JSON objects that hold a dataclass: for files of users with errors that name the field."""
+"""Reads dataclasses from JSON objects, with errors that name the field."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from gradwire.strict_json import unique_pairs
 
 _OBJECT = "an object"
+
+T = TypeVar("T")
 
 
 class FromJson:
@@ -19,22 +22,8 @@ class FromJson:
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Self:
-        """Fields that are missing have their defaults; others are left out. Raises TypeError,
-        ValueError, KeyError."""
-        made: Self = _build(cls, values)
-        return made
-
-
-def _build(kind: Any, value: Any) -> Any:
-    inner, whole = get_args(kind), get_origin(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        types = get_type_hints(kind)
-        return kind(**{n: _build(types[n], each) for n, each in dict(value).items() if n in types})
-    if isinstance(kind, UnionType):
-        return None if value is None else _build(inner[0], value)
-    if whole in (list, tuple):
-        return whole(_build(inner[0], each) for each in value)
-    return Path(value) if kind is Path else value
+        """Fields that are missing have their defaults; others are left out. Raises ValueError."""
+        return read_fields(cls, values)
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -44,56 +33,66 @@ def parse_object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is cut off or no JSON ({error})") from error
     if not isinstance(document, dict):
-        raise ValueError(f"it holds {_kind_of(document)}, not {_OBJECT} of JSON")
+        raise ValueError(f"it holds {_describe(type(document))}, not {_OBJECT} of JSON")
     return document
 
 
-def check_fields(kind: type, values: object, of: str = "") -> dict[str, Any]:
-    """values: the fields of a dataclass, as JSON has them, and others. of: what they belong to,
-    such as "codec raw"; empty: the file. Raises ValueError that names the first field that is
-    missing or whose value is of another kind. Items of lists and objects are not looked at."""
+def read_fields(kind: type[T], values: object, of: str = "", *, all_known: bool = False) -> T:
+    """Reads a dataclass, whose fields may hold others, and sequences and mappings of them.
+
+    Args:
+        kind: the dataclass.
+        values: its fields, as JSON has them, and others.
+        of: what they belong to, such as "codec raw"; empty: the file.
+        all_known: the dataclass must have a field for each value.
+
+    Raises:
+        ValueError: A field is missing or unknown, or its value is of another kind.
+    """
     if not isinstance(values, dict):
-        raise ValueError(f"{of or 'it'} is {_kind_of(values)}, not {_OBJECT}")
-    types = get_type_hints(kind)
-    for known in fields(kind):
+        raise ValueError(f"{of or 'it'} is {_describe(type(values))}, not {_OBJECT}")
+    types, read = get_type_hints(kind), {}
+    for known in fields(kind):  # type: ignore[arg-type]
+        called = f"`{known.name}` of {of}" if of else f"`{known.name}`"
         if known.name in values:
-            check_kind(values[known.name], types[known.name], known.name, of)
+            type_, value = types[known.name], values[known.name]
+            _check(type_, value, called)
+            read[known.name] = _read(type_, value, known.name, all_known)
         elif known.default is MISSING and known.default_factory is MISSING:
-            raise ValueError(f"{_name(known.name, of)} is missing")
-    return values
+            raise ValueError(f"{called} is missing")
+    if all_known and (others := [name for name in values if name not in types]):
+        raise ValueError(f"`{others[0]}` is no field of {of or f'a {kind.__name__.lower()}'}")
+    return kind(**read)
 
 
-def check_no_others(kind: type, values: dict[str, Any], of: str) -> None:
-    """Raises ValueError that names a field that the dataclass does not have."""
-    known = {one.name for one in fields(kind)}
-    for name in values:
-        if name not in known:
-            raise ValueError(f"`{name}` is no field of {of}")
+def _read(type_: Any, value: Any, name: str, all_known: bool) -> Any:
+    """The items of `layers` are layer 1, layer 2, ..., those of `codecs` are codec raw, ..."""
+    origin: Any = get_origin(type_) or type_
+    part: Any = next(filter(is_dataclass, (type_, *get_args(type_))), None)
+    if value is not None and Path in (type_, *get_args(type_)):
+        return Path(value)
+    if part is None or value is None:
+        return tuple(value) if origin is tuple else value
+    read = partial(read_fields, part, all_known=all_known)
+    if origin in (list, tuple):
+        return origin(read(item, f"{name[:-1]} {number}") for number, item in enumerate(value, 1))
+    if origin is Mapping:
+        return {key: read(item, f"{name[:-1]} {key}") for key, item in value.items()}
+    return read(value, name)
 
 
-def take_field(values: dict[str, Any], name: str, kind: Any, of: str = "") -> Any:
-    """A field of an object. Raises ValueError as check_fields does."""
-    if name not in values:
-        raise ValueError(f"{_name(name, of)} is missing")
-    check_kind(values[name], kind, name, of)
-    return values[name]
+def _check(type_: Any, value: object, called: str) -> None:
+    """Raises ValueError for a value of another type than a dataclass says."""
+    types = get_args(type_) if isinstance(type_, UnionType) else (type_,)
+    wanted, given = [_describe(one) for one in types], _describe(type(value))
+    fits = {"", given, "a number" if given == "a whole number" else given}
+    if fits.isdisjoint(wanted):
+        raise ValueError(f"{called} is {given}, not {' or '.join(wanted)}")
 
 
-def check_kind(value: object, kind: Any, name: str, of: str = "") -> None:
-    """kind: a type as dataclasses have it. Raises ValueError."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    wanted = [_describe(one) for one in kinds]
-    if not any(one == "" or _fits(value, one) for one in wanted):
-        raise ValueError(f"{_name(name, of)} is {_kind_of(value)}, not {' or '.join(wanted)}")
-
-
-def _name(name: str, of: str) -> str:
-    return f"`{name}` of {of}" if of else f"`{name}`"
-
-
-def _describe(kind: Any) -> str:
-    """The kind in words; empty: anything."""
-    whole = get_origin(kind) or kind
+def _describe(type_: Any) -> str:
+    """The type in words; empty: anything."""
+    whole = get_origin(type_) or type_
     if is_dataclass(whole) or whole in (dict, Mapping):
         return _OBJECT
     known = {
@@ -101,12 +100,3 @@ def _describe(kind: Any) -> str:
         list: "a list", tuple: "a list", NoneType: "null",
     }  # fmt: skip
     return known.get(whole, "")
-
-
-def _kind_of(value: object) -> str:
-    return _describe(type(value))
-
-
-def _fits(value: object, wanted: str) -> bool:
-    given = _kind_of(value)
-    return given == wanted or (given, wanted) == ("a whole number", "a number")

@@ -17,7 +17,7 @@ from cli_runner import run as run_command
 from gradwire_lab.cli.evaluate import _EVALUATIONS
 from gradwire_lab.evaluate import page, runner
 from gradwire_lab.evaluate.arms import Arm, Setup, arm
-from gradwire_lab.evaluate.found import Found
+from gradwire_lab.evaluate.found import Found, Observed
 from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
@@ -35,17 +35,18 @@ MACHINE = {
 }
 
 
-SEEN = {
+SEEN: dict[str, Any] = {
     "density": [[0.5], [0.25]],
     "error": [[0.5], [0.1]],
     "bits": [[8.0], [8.0]],
     "class_shares": [[{"0": 0.75, "8": 0.25, "16": 0.0, "32": 0.0}]] * 2,
 }
-OBSERVED = {
-    "steps": [1, 2],
-    "tensors": [["fc.weight", 100]],
-    "histograms": {"fc.weight": {"edges": [-1.0, 0.0, 1.0], "gradient": [0.5, 0.5]}},
-}
+OBSERVED = Observed(
+    steps=[1, 2],
+    tensors=[("fc.weight", 100)],
+    codecs={},
+    histograms={"fc.weight": {"edges": [-1.0, 0.0, 1.0], "gradient": [0.5, 0.5]}},
+)
 
 
 def made(run: ArmRun, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
@@ -103,10 +104,10 @@ def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
 def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
     run = ArmRun(MLP, 1)
     store = stored(tmp_path, run)
-    found, documents, unusable = runner.read([MLP], store)
+    found, lines, unusable = runner.read([MLP], store)
     assert found.finals(MLP) == [0.5]
     assert found.bits(MLP) == "4, 2"
-    assert [d["settings"]["seed"] for d in documents] == [1]
+    assert [line.settings["seed"] for line in lines] == [1]
     assert unusable == []
     result = shorten({**made(run)["results"][0], "loss": [float(k) for k in range(1000)]})
     assert result["loss"][:2] == [4.5, 14.5]
@@ -272,7 +273,7 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
     for index, run in enumerate(runner.runs_of(arms)):
         document = made(run, setup, 0.75 + index / 1000)
         results.setdefault(run.arm, {})[run.seed] = RunResult.read(document["results"][0])
-    watched = {one: OBSERVED | {"codecs": dict.fromkeys(one.observed, SEEN)} for one in arms}
+    watched = {one: replace(OBSERVED, codecs=dict.fromkeys(one.observed, SEEN)) for one in arms}
     found = Found(results, {one: one.settings(0, setup) for one in arms}, watched)
     written = page.write(evaluation, found, "machines", "the command", tmp_path / f"{name}.md")
     text = written[0].read_text()
@@ -415,17 +416,17 @@ def test_gradients_are_observed(tmp_path: Path) -> None:
     assert runner.make([one], store, Console(quiet=True)) == 0
     found, _, _ = runner.read([one], store)
     observed = found.observed[one]
-    assert observed["steps"] == [0, 1]
-    weights = [numel for _, numel in observed["tensors"]]
+    assert observed.steps == [0, 1]
+    weights = [numel for _, numel in observed.tensors]
     assert weights[0] == 784 * 256
-    sparse, ternary = (observed["codecs"][codec] for codec in one.observed)
+    sparse, ternary = (observed.codecs[codec] for codec in one.observed)
     for of_step, densities in zip(sparse["class_shares"], sparse["density"], strict=True):
         for shares, density in zip(of_step, densities, strict=True):
             assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
             assert density <= 1.0 - shares["0"] + 1e-3
     assert all(error > 0.0 for of_step in ternary["error"] for error in of_step)
     assert "class_shares" not in ternary
-    (drawn,) = observed["histograms"].values()
+    (drawn,) = observed.histograms.values()
     assert sum(drawn["gradient"]) == pytest.approx(1.0, abs=0.01)
     clipped = [
         share for share, edge in zip(drawn["clipped"], drawn["edges"], strict=False) if edge > 2.6

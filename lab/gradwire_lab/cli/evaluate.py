@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +21,9 @@ from gradwire_lab.evaluate import frontier, inceptionn, qsgd, terngrad, three_lc
 from gradwire_lab.evaluate.arms import RESNETS, Setup
 from gradwire_lab.train.recipes import IMAGES
 
+if TYPE_CHECKING:
+    from gradwire_lab.evaluate.store import Line
+
 _EVALUATIONS = {
     module.EVALUATION.name: module.EVALUATION
     for module in (frontier, three_lc, terngrad, qsgd, inceptionn)
@@ -29,9 +31,6 @@ _EVALUATIONS = {
 _NAMES_HELP = f"{', '.join(_EVALUATIONS)}. Default: all."
 _OUT_HELP = "Runs, pages and pictures; a run that is there is not repeated."
 _RESNET_HELP = f"{', '.join(RESNETS)}; from resnet20 on with 3LC's 25,600 steps."
-
-
-_INTERRUPTED_STATUS, _TERMINATED_STATUS = (128 + n for n in (signal.SIGINT, signal.SIGTERM))
 
 
 class EvaluateError(UserError):
@@ -89,54 +88,51 @@ def evaluate(
     try:
         with _stopped_by_sigterm():
             for name in chosen:
-                evaluation = _EVALUATIONS[name]
+                evaluation, path = _EVALUATIONS[name], out / f"{name}{setup.suffix}.md"
                 try:
                     if not draw_only:
                         failed += runner.make(evaluation.arms(), store, console)
                 finally:
-                    found, documents, unusable = runner.read(evaluation.arms(), store)
-                    machines = page.describe_machines(documents)
-                    command = _command(name, out, setup)
-                    path = out / f"{name}{setup.suffix}.md"
-                    written = page.write(evaluation, found, machines, command, path)
-                    lines = [f"not used: {line}" for line in unusable]
-                    say(console, "\n".join([*lines, *(f"wrote {p}" for p in written)]))
-                runs = _described(documents)
+                    found, lines, unusable = runner.read(evaluation.arms(), store)
+                    machines = page.describe_machines(lines)
+                    written = page.write(
+                        evaluation, found, machines, _command(name, out, setup), path
+                    )
+                    texts = [f"not used: {text}" for text in unusable]
+                    say(console, "\n".join([*texts, *(f"wrote {p}" for p in written)]))
+                runs = [_described(line) for line in lines]
                 described.append({"name": name, "page": str(path), "runs": runs})
-    except (KeyboardInterrupt, _Sigterm) as stop:
-        terminated = isinstance(stop, _Sigterm)
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, _Terminated)
         text = "terminated" if terminated else "interrupted"
         if not draw_only:
             left = runner.count_missing(arms, store)
             text += f"; {left} run{'' if left == 1 else 's'} left; the same command goes on"
         warn(text)
-        raise typer.Exit(_TERMINATED_STATUS if terminated else _INTERRUPTED_STATUS) from None
+        number = signal.SIGTERM if terminated else signal.SIGINT
+        raise typer.Exit(128 + number) from None
     if as_json:
         print_json({"evaluations": described, "failed": failed})
     if failed:
         raise typer.Exit(1)
 
 
-class _Sigterm(BaseException):
+class _Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Lets `finally` run when SIGTERM comes, which raises _Sigterm in the block."""
+    """Lets `finally` run when SIGTERM comes."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Sigterm
+        raise _Terminated
 
-    main = threading.current_thread() is threading.main_thread()  # others may set no handler
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_places(out: Path, runs: Path) -> None:
@@ -168,20 +164,19 @@ def _command(name: str, out: Path, setup: Setup) -> str:
     return shlex.join(map(str, words))
 
 
-def _described(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The numbers of each run; the files have more."""
-    counted = ("push_bits", "pull_bits", "push_payload_bits", "pull_payload_bits")
-    names = {"push_bits": "push_bits_per_value", "pull_bits": "pull_bits_per_value"}
-    return [
-        {
-            "model": document["settings"]["model"],
-            "codec": document["result"].codec,
-            "seed": document["result"].seed,
-            "settings": document["settings"],
-            "metric": document["metric"],
-            "final": document["result"].final,
-            "seconds": document["result"].measured_seconds,
-            **{name: getattr(document["result"], names.get(name, name)) for name in counted},
-        }
-        for document in documents
-    ]
+def _described(line: Line) -> dict[str, Any]:
+    """The numbers of a run; the files have more."""
+    result = line.result
+    return {
+        "model": line.settings["model"],
+        "codec": result.codec,
+        "seed": result.seed,
+        "settings": line.settings,
+        "metric": line.metric,
+        "final": result.final,
+        "seconds": result.measured_seconds,
+        "push_bits": result.push_bits_per_value,
+        "pull_bits": result.pull_bits_per_value,
+        "push_payload_bits": result.push_payload_bits,
+        "pull_payload_bits": result.pull_payload_bits,
+    }

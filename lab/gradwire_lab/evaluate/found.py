@@ -18,13 +18,31 @@ MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
 
 
 @dataclass(frozen=True)
+class Observed:
+    """What a training's gradients were found to be (observe.py).
+
+    steps: those that were looked at. tensors: names and numel of those that are compressed. codecs:
+    for each codec, lists over steps of lists over tensors: density (share of the values that do not
+    decode to 0), error (squared, relative to the squared norm), bits of a value, and class_shares
+    where the codec has classes. histograms: for the largest tensor of each number of dimensions, at
+    the middle step: edges in standard deviations, and shares of the values: of the gradient,
+    clipped, decoded (first codec), and of the average of all workers' decoded values.
+    """
+
+    steps: list[int]
+    tensors: list[tuple[str, int]]
+    codecs: dict[str, dict[str, list[list[Any]]]]
+    histograms: dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
 class Found:
-    """The results that are there, by arm and seed, the settings of each arm, and what was observed
-    (observe.py)."""
+    """The results that are there, by arm and seed, the settings of each arm, and what was
+    observed."""
 
     results: dict[Arm, dict[int, RunResult]]
     settings: dict[Arm, TrainSettings]
-    observed: dict[Arm, dict[str, Any]] = field(default_factory=dict)
+    observed: dict[Arm, Observed] = field(default_factory=dict)
 
     def metric(self, arm: Arm) -> Metric:
         return METRICS[self.settings[arm].data]

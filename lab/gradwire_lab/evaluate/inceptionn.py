@@ -72,8 +72,8 @@ def _observed_means(found: Found, task: str, label: str) -> dict[str, float]:
     if _OBSERVED[task] not in found.observed:
         return {}
     observed = found.observed[_OBSERVED[task]]
-    numels = [numel for _, numel in observed["tensors"]]
-    seen = observed["codecs"][_CODECS[label]]
+    numels = [numel for _, numel in observed.tensors]
+    seen = observed.codecs[_CODECS[label]]
     values = {name: seen[name] for name in ("bits", "error")}
     for name in _CLASSES if "class_shares" in seen else ():
         values[name] = [[shares[name] for shares in step] for step in seen["class_shares"]]

@@ -7,6 +7,7 @@ push it, without a residual. The training itself goes on with its own codec.
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import gradwire
+from gradwire_lab.evaluate.found import Observed
 from gradwire_lab.train import data, models, strategies
 from gradwire_lab.train.loop import Trainer
 from gradwire_lab.train.report import Conditions, Report, result_of
@@ -32,17 +34,7 @@ Values = NDArray[np.float32]
 
 
 def train_and_observe(settings: TrainSettings, codecs: tuple[str, ...]) -> dict[str, Any]:
-    """The document of a run as `gradwire train --out` writes it, with an entry "observed":
-
-    steps      the steps that were looked at
-    tensors    names, numel of those that are compressed
-    codecs     for each codec, lists over steps of lists over tensors: density (share of the values
-               that do not decode to 0), error (squared, relative to the squared norm), bits of a
-               value, and class_shares where the codec has classes
-    histograms for the largest tensor of each number of dimensions, at the middle step: edges in
-               standard deviations, and shares of the values: of the gradient, clipped, decoded
-               (first codec), and of the average of all workers' decoded values
-    """
+    """The document of a run as `gradwire train --out` writes it, with an entry "observed"."""
     watching = _Watching(settings, codecs)
     given = data.load(settings.data, settings.data_dir)
     trainer = Trainer(settings, given, 0, None, torch.device(settings.device))
@@ -52,7 +44,7 @@ def train_and_observe(settings: TrainSettings, codecs: tuple[str, ...]) -> dict[
     parameters = watching.parameters
     result = result_of(settings, parameters, links, records)
     report = Report(settings, parameters, given.describe(), links, [result])
-    return report.to_json(describe_place()) | {"observed": watching.observed()}
+    return report.to_json(describe_place()) | {"observed": asdict(watching.observed())}
 
 
 class _Watching:
@@ -86,13 +78,9 @@ class _Watching:
         strategy.optimizer.register_step_pre_hook(look)
         return strategy
 
-    def observed(self) -> dict[str, Any]:
-        return {
-            "steps": self._at,
-            "tensors": [[name, shape.numel()] for name, shape in self._shapes.items()],
-            "codecs": self._found,
-            "histograms": self._histograms,
-        }
+    def observed(self) -> Observed:
+        tensors = [(name, shape.numel()) for name, shape in self._shapes.items()]
+        return Observed(self._at, tensors, self._found, self._histograms)
 
     def _look(self, rank: int, step: int, gradients: list[Values]) -> None:
         if rank == 0:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -14,6 +13,7 @@ from gradwire.files import write_text
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
 from gradwire_lab.evaluate.found import DIVERGED, STOPPED, Found
 from gradwire_lab.evaluate.pictures import draw
+from gradwire_lab.evaluate.store import Line
 from gradwire_lab.train import plots
 from gradwire_lab.train.settings import TrainSettings
 
@@ -86,15 +86,15 @@ def _filled(text: str) -> str:
     )
 
 
-def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
+def describe_machines(lines: Iterable[Line]) -> str:
     """Where the runs were made, and with which commits."""
-    seen = [document["machine"] for document in documents]
+    seen = [line.machine for line in lines]
     if not seen:
         return "No run is there yet."
-    commits = sorted({_short(str(machine["gradwire"]["commit"])) for machine in seen})
-    cpus = sorted({f"{machine['cpu']}, {_count(machine['cores'])}" for machine in seen})
+    commits = sorted({_short(machine.gradwire.commit) for machine in seen})
+    cpus = sorted({f"{machine.cpu}, {_count(machine.cores)}" for machine in seen})
     unsaved = any(commit.endswith("-dirty") for commit in commits)
-    torch = sorted({str(machine["torch"]) for machine in seen})
+    torch = sorted({machine.torch for machine in seen})
     return (
         f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
         f"{', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of bits has two numbers, of "

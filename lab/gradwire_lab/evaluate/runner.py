@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gradwire_lab.evaluate.arms import Arm
 from gradwire_lab.evaluate.found import Found
-from gradwire_lab.evaluate.store import ArmRun, Store
+from gradwire_lab.evaluate.store import ArmRun, Line, Store
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.progress import say
@@ -31,23 +31,23 @@ def runs_of(arms: Sequence[Arm]) -> list[ArmRun]:
     return sorted(runs, key=lambda run: run.arm.timed)
 
 
-def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
-    """The results that are there, their documents, and a line for each that cannot be used."""
+def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[Line], list[str]]:
+    """The results that are there, their lines, and a text for each line that cannot be used."""
     results: dict[Arm, dict[int, RunResult]] = {}
-    observed, documents, unusable = {}, [], []
+    observed, lines, unusable = {}, [], []
     for run in runs_of(arms):
         try:
-            document = store.read(run)
+            line = store.read(run)
         except ValueError as error:
             unusable.append(f"{store.path(run)}, {run.name}: {error}")
-        else:
-            if document is not None:
-                results.setdefault(run.arm, {})[run.seed] = document["result"]
-                documents.append(document)
-                if run.arm.observed:
-                    observed[run.arm] = document["observed"]
+            continue
+        if line is not None:
+            results.setdefault(run.arm, {})[run.seed] = line.result
+            lines.append(line)
+            if line.observed is not None:
+                observed[run.arm] = line.observed
     settings = {one: store.settings(ArmRun(one, 0)) for one in arms}
-    return Found(results, settings, observed), documents, unusable
+    return Found(results, settings, observed), lines, unusable
 
 
 def make(arms: Sequence[Arm], store: Store, console: Console) -> int:

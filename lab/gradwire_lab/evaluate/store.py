@@ -15,9 +15,9 @@ from typing import Any
 
 import gradwire
 from gradwire_lab.evaluate.arms import Arm, Setup
-from gradwire_lab.json_fields import check_fields, check_no_others, parse_object, take_field
+from gradwire_lab.evaluate.found import Observed
+from gradwire_lab.json_fields import parse_object, read_fields
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.network import Bytes
 from gradwire_lab.train.report import Conditions, RunResult
 from gradwire_lab.train.results import settings_of
 from gradwire_lab.train.settings import TrainSettings
@@ -46,6 +46,37 @@ class ArmRun:
         return f"{self.arm.task}/{self.name}"
 
 
+@dataclass(frozen=True)
+class Build:
+    """A build of gradwire."""
+
+    version: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run was made."""
+
+    cpu: str
+    cores: int
+    torch: str
+    gradwire: Build
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is read of a run's line."""
+
+    kind: str
+    metric: str
+    settings: dict[str, Any]
+    machine: Machine
+    links: Conditions
+    result: RunResult
+    observed: Observed | None = None
+
+
 class Store:
     """A folder of results, which several processes may fill together: a file of JSON lines for each
     task, to which a run adds its line when it ends."""
@@ -59,11 +90,8 @@ class Store:
     def path(self, run: ArmRun) -> Path:
         return self.folder / f"{run.arm.task}.jsonl"
 
-    def read(self, run: ArmRun) -> dict[str, Any] | None:
-        """The line of a run, whose "result" is a RunResult; the last one if there are several.
-
-        Returns:
-            None where there is no line.
+    def read(self, run: ArmRun) -> Line | None:
+        """The line of a run; the last one if there are several. None where there is no line.
 
         Raises:
             ValueError: The line cannot be used. The message gives the reason.
@@ -73,18 +101,16 @@ class Store:
         if text is None:
             return None
         try:
-            document = parse_object(text)
-            _check(document, run.arm.observed != ())
+            line = read_fields(Line, parse_object(text))
+            if run.arm.observed and line.observed is None:
+                raise ValueError("`observed` is missing")
         except ValueError as error:
             raise ValueError(f"it is no result of gradwire evaluate: {error}") from error
-        version = document["machine"]["gradwire"]["version"]
-        different = self._compare(run, document)
-        result = RunResult.read(document["result"])
-        if version != gradwire.__version__:
+        if (version := line.machine.gradwire.version) != gradwire.__version__:
             raise ValueError(f"it is of gradwire {version}, this is {gradwire.__version__}")
-        if different:
+        if different := self._compare(run, line):
             raise ValueError(f"it has other settings: {', '.join(different)}")
-        return {**document, "result": result}
+        return line
 
     @staticmethod
     def _lines(path: Path) -> dict[str, bytes]:
@@ -102,18 +128,18 @@ class Store:
             lines[named[1].decode()] = line
         return lines
 
-    def _compare(self, run: ArmRun, document: dict[str, Any]) -> list[str]:
+    def _compare(self, run: ArmRun, line: Line) -> list[str]:
         """How the settings and links of a line differ from those of the run."""
         wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
-        found = settings_of(document) | {"kind": document["kind"]}
+        found = settings_of(vars(line)) | {"kind": line.kind}
         free = _FREE - ({"threads"} if run.arm.timed else set())
         different = [
             f"{key} {found.get(key)!r} instead of {value!r}"
             for key, value in wanted.items()
             if key not in free and found[key] != value
         ]
-        if run.arm.timed and not document["links"]["shaped"]:
-            different.append(f"links that were not shaped ({document['links'].get('note', '')})")
+        if run.arm.timed and not line.links.shaped:
+            different.append(f"links that were not shaped ({line.links.note})")
         return different
 
     def write(self, run: ArmRun, document: dict[str, Any]) -> None:
@@ -159,26 +185,6 @@ class Store:
                 on_wait()
                 fcntl.flock(lock, kind)
             yield
-
-
-def _check(document: dict[str, Any], observed: bool) -> None:
-    """Raises ValueError that names a field that is missing or of another kind."""
-    for name in ("kind", "metric"):
-        take_field(document, name, str)
-    take_field(document, "settings", dict)
-    machine = take_field(document, "machine", dict)
-    for name, kind in (("cpu", str), ("cores", int), ("torch", str), ("gradwire", dict)):
-        take_field(machine, name, kind, "machine")
-    for name in ("version", "commit"):
-        take_field(machine["gradwire"], name, str, "gradwire")
-    check_fields(Conditions, take_field(document, "links", dict), "links")
-    result = check_fields(RunResult, take_field(document, "result", dict), "result")
-    if result["link"] is not None:
-        check_no_others(Bytes, check_fields(Bytes, result["link"], "link"), "link")
-    if observed:
-        seen = take_field(document, "observed", dict)
-        take_field(seen, "codecs", dict, "observed")
-        take_field(seen, "steps", list, "observed")
 
 
 def shorten(result: dict[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ _OBSERVED = arm("lenet", _CODECS["TernGrad"], observed=("terngrad",), exchange=H
 
 
 def _distributions(found: Found) -> Histograms:
-    drawn = found.observed[_OBSERVED]["histograms"] if _OBSERVED in found.observed else {}
+    drawn = found.observed[_OBSERVED].histograms if _OBSERVED in found.observed else {}
     titles = {"decoded": "ternary", "average": "average of the workers"}
     named = {
         tensor: {titles.get(key, key): values for key, values in shares.items()}
@@ -162,10 +162,10 @@ def _over_steps(found: Found, of_loss: bool) -> Lines:
 def _sparsity(found: Found) -> Lines:
     drawn = {}
     if (observed := found.observed.get(_OBSERVED)) is not None:
-        shares = observed["codecs"]["terngrad"]["density"]
-        for index, (tensor, numel) in enumerate(observed["tensors"]):
+        shares = observed.codecs["terngrad"]["density"]
+        for index, (tensor, numel) in enumerate(observed.tensors):
             zeros = [100 * (1 - of_step[index]) for of_step in shares]
-            drawn[f"{tensor}, {numel:,} values"] = Line(observed["steps"], zeros)
+            drawn[f"{tensor}, {numel:,} values"] = Line(observed.steps, zeros)
     return Lines(drawn, "step", "values that are 0 (%)")
 
 

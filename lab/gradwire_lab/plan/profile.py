@@ -17,7 +17,7 @@ from typing import Any
 
 from gradwire.errors import UserError
 from gradwire.files import write_text
-from gradwire_lab.json_fields import check_fields, check_no_others, parse_object, take_field
+from gradwire_lab.json_fields import parse_object, read_fields
 
 _KIND = "gradwire-profile"
 _MIN_NUMEL = 256
@@ -153,7 +153,11 @@ def read_profile(path: Path) -> Profile:
     """Raises PlanError for a file that is no profile or holds nonsense, OSError."""
     text = path.read_bytes()
     try:
-        profile = _profile_in(parse_object(text))
+        document = parse_object(text)
+        if (kind := read_fields(_Kind, document).kind) != _KIND:
+            raise ValueError(f"its `kind` is {kind}, not {_KIND}")
+        del document["kind"]
+        profile = read_fields(Profile, document, all_known=True)
         _check(profile)
     except ValueError as error:
         raise PlanError(
@@ -163,28 +167,9 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def _profile_in(document: dict[str, Any]) -> Profile:
-    """Raises ValueError."""
-    if (kind := take_field(document, "kind", str)) != _KIND:
-        raise ValueError(f"its `kind` is {kind}, not {_KIND}")
-    values = {name: value for name, value in document.items() if name != "kind"}
-    _check_part(Profile, values, "")
-    layers = []
-    for number, layer in enumerate(values["layers"], 1):
-        _check_part(Layer, layer, f"layer {number}")
-        layers.append(Layer(**layer | {"dims": tuple(layer["dims"])}))
-    for codec, speed in values["codecs"].items():
-        _check_part(CodecSpeed, speed, f"codec {codec}")
-    codecs = {codec: CodecSpeed(**speed) for codec, speed in values["codecs"].items()}
-    transport = values.get("transport", {})
-    _check_part(MessageCosts, transport, "transport")
-    parts = {"layers": tuple(layers), "codecs": codecs, "transport": MessageCosts(**transport)}
-    return Profile(**values | parts)
-
-
-def _check_part(kind: type, values: object, of: str) -> None:
-    """Raises ValueError."""
-    check_no_others(kind, check_fields(kind, values, of), of or "a profile")
+@dataclass(frozen=True)
+class _Kind:
+    kind: str
 
 
 def _check(profile: Profile) -> None:
@@ -196,25 +181,15 @@ def _check(profile: Profile) -> None:
     for codec, speed in profile.codecs.items():
         if speed.bits == 0:
             raise ValueError(f"`bits` of codec {codec} is 0, and no codec takes none")
-    seconds = {
-        "`forward_seconds`": profile.forward_seconds,
-        "`rest_seconds`": profile.rest_seconds,
-    }
-    counts = Counter(layer.name for layer in profile.layers)
-    for name, count in counts.items():
+    for name, count in Counter(layer.name for layer in profile.layers).items():
         if count > 1:
             raise ValueError(f"two of its layers have the name {name}")
-    for layer in profile.layers:
-        seconds[f"`backward_seconds` of layer {layer.name}"] = layer.backward_seconds
-    for name, value in asdict(profile.transport).items():
-        seconds[f"`{name}` of transport"] = value
-    for codec, speed in profile.codecs.items():
-        for name, value in asdict(speed).items():
-            if value is not None:
-                seconds[f"`{name}` of codec {codec}"] = value
-    for name, value in seconds.items():
-        if not 0 <= value <= sys.float_info.max:
-            raise ValueError(f"{name} is {value}, not a number from 0")
+    parts: dict[str, Any] = {f" of layer {layer.name}": layer for layer in profile.layers}
+    parts |= {f" of codec {codec}": speed for codec, speed in profile.codecs.items()}
+    for of, part in {"": profile, " of transport": profile.transport, **parts}.items():
+        for name, value in vars(part).items():
+            if isinstance(value, int | float) and not 0 <= value <= sys.float_info.max:
+                raise ValueError(f"`{name}`{of} is {value}, not a number from 0")
     if profile.compute_seconds <= 0:
         raise ValueError("a step takes no time")
     for layer in profile.layers:
