@@ -26,6 +26,9 @@ _NEWEST = 0.5  # share of the newest measurement in the mean, as gradients diffe
 _PAYBACK = 2  # periods of a goal in which bits above the budget are saved again, or spent below it
 _MOST_PAYBACK = 0.5  # of the budget
 
+# What a chooser's state has beside its tensors.
+_NUMBERS = ("decisions", "bits", "error", "_correction", "_steps", "_overspent", "_accepted")
+
 
 @dataclass(frozen=True)
 class ChosenTensor:
@@ -121,24 +124,15 @@ class Chooser:
         return {
             "goal": self.goal.text,
             "tensors": [asdict(tensor) for tensor in self.tensors.values()],
-            "decisions": self.decisions,
-            "bits": self.bits,
-            "error": self.error,
-            "correction": self._correction,
             "rows": {name: row.tolist() for name, row in self._rows.items()},
-            "steps": self._steps,
-            "overspent": self._overspent,
-            "accepted": self._accepted,
+            **{name.lstrip("_"): getattr(self, name) for name in _NUMBERS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.tensors = {entry["name"]: ChosenTensor(**entry) for entry in state["tensors"]}
-        self.decisions = int(state["decisions"])
-        self.bits, self.error = float(state["bits"]), float(state["error"])
-        self._correction = float(state["correction"])
         self._rows = {name: np.array(row) for name, row in state["rows"].items()}
-        self._steps, self._overspent = int(state["steps"]), float(state["overspent"])
-        self._accepted = bool(state["accepted"])
+        for name in _NUMBERS:
+            setattr(self, name, state[name.lstrip("_")])
 
     def _account(self, rows: Mapping[str, Row], steps: int) -> None:
         """Compares what flows with the prediction, and adds up what flowed beyond the budget since

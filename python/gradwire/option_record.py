@@ -48,11 +48,16 @@ class OptionRecord:
             ValueError: An option is given in both ways.
         """
         named = {name: value for name, value in plain.items() if value is not None}
-        usual = {field.name: field.default for field in fields(self)}
+        here = self.changed()
         for name in named:
-            if getattr(self, name) != usual[name]:
+            if name in here:
                 raise ValueError(f"{name} is given twice: as {name}= and in {type(self).__name__}")
         return replace(self, **named) if named else self
+
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in vars(self).items() if value != usual.get(name)}
 
 
 def describe_unknown(owner: str, name: str, known: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -40,7 +41,8 @@ def read_safetensors(data: memoryview) -> tuple[list[Tensor], dict[str, str]]:
         metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError(f"{RESERVED_NAME} is not an object of strings")
-    placed = sorted((_read_entry(name, entry, body) for name, entry in header.items()), key=_place)
+    read = (_read_entry(name, entry, body) for name, entry in header.items())
+    placed = sorted(read, key=itemgetter(0, 1))
     end = 0
     for begin, stop, tensor in placed:
         if begin != end:
@@ -49,7 +51,7 @@ def read_safetensors(data: memoryview) -> tuple[list[Tensor], dict[str, str]]:
         end = stop
     if end != len(body):
         raise ValueError(f"{len(body) - end} bytes belong to no tensor")
-    return sorted((tensor for _, _, tensor in placed), key=lambda tensor: tensor.name), metadata
+    return sorted((tensor for _, _, tensor in placed), key=attrgetter("name")), metadata
 
 
 def order_in_file(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -124,10 +126,6 @@ def _read_entry(name: str, entry: Any, body: memoryview) -> tuple[int, int, Tens
             f"{where}: {end - begin} bytes are not those of dtype {dtype} and shape {shape}"
         )
     return begin, end, tensor
-
-
-def _place(entry: tuple[int, int, Tensor]) -> tuple[int, int]:
-    return entry[0], entry[1]
 
 
 def _are_natural(values: Any) -> bool:

@@ -60,7 +60,8 @@ def decompress(
             check_frames(content)
             safe_values = max(_SAFE_VALUES, _SAFE_VALUES_PER_BYTE * len(data))
             _check_values(content, max_values or safe_values)
-        target = outputs.claim(path, _restored_name(path, content.kind))
+        name = path.name.removesuffix(SUFFIX).removesuffix(f".{content.kind}")
+        target = outputs.claim(path, f"{name}.{content.kind}")
         if kind_of(target) != content.kind:
             raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
         with errors_name(path), replace_file(target) as file:
@@ -73,12 +74,6 @@ def decompress(
     if as_json:
         with report_beside(target):
             print_json({"files": reports})
-
-
-def _restored_name(path: Path, kind: Kind) -> str:
-    """x.npy.gw -> x.npy; a name that lacks the kind's ending gets it."""
-    name = path.name.removesuffix(SUFFIX)
-    return name if name.endswith(f".{kind}") else f"{name}.{kind}"
 
 
 def _check_values(content: TensorFile, max_values: int) -> None:

@@ -246,18 +246,18 @@ def _takes_the_old_order(save: Callable[..., None]) -> Callable[..., None]:
     `save(state, path)` does."""
 
     @wraps(save)
-    def either(*arguments: Any, **named: Any) -> None:
-        are_swapped = len(arguments) == 2 and _is_path(arguments[0]) and not _is_path(arguments[1])
-        if not are_swapped and not _OLD_NAMES.keys() & named.keys():
-            return save(*arguments, **named)
-        warnings.warn(
-            "the order save(path, state) will end: gradwire.torch.save takes the state first, as "
-            "torch.save does",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        given = dict(zip(_OLD_NAMES, arguments, strict=False)) | named
-        return save(**{_OLD_NAMES.get(name, name): value for name, value in given.items()})
+    def either(*given: Any, **named: Any) -> None:
+        are_swapped = len(given) == 2 and _is_path(given[0]) and not _is_path(given[1])
+        if are_swapped or _OLD_NAMES.keys() & named.keys():
+            warnings.warn(
+                "the order save(path, state) will end: gradwire.torch.save takes the state first, "
+                "as torch.save does",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            old = dict(zip(_OLD_NAMES, given, strict=False)) | named
+            given, named = (), {_OLD_NAMES.get(name, name): value for name, value in old.items()}
+        save(*given, **named)
 
     return either
 
@@ -320,8 +320,7 @@ class MemoryOrder:
 
     def to_rows(self, values: Values) -> Values:
         """All values of the tensor, from this order to row-major."""
-        in_memory = values.reshape([self.shape[dim] for dim in self.dims])
-        return in_memory.transpose(np.argsort(self.dims)).reshape(-1)
+        return self.view(torch.from_numpy(values)).reshape(-1).numpy()
 
     def from_rows(self, values: Values) -> Values:
         """The reverse of `to_rows`."""

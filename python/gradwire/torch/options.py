@@ -118,7 +118,8 @@ class Members(OptionRecord):
                 f"ranks is {self.ranks} and min_ranks {self.min_ranks}: at least one rank must go "
                 "on, and no more can be asked for than begin"
             )
-        names = self.given_for_joining()
+        joining = ("store", "ranks", "role", "min_ranks", "lost_after")
+        names = [f"{name}=" for name in joining if name in self.changed()]
         if names and not self.goes_on:
             raise ValueError(
                 f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} for ranks that come "
@@ -140,12 +141,6 @@ class Members(OptionRecord):
     def goes_on(self) -> bool:
         """Whether ranks that are lost do not end the training."""
         return self.on_lost == "continue"
-
-    def given_for_joining(self) -> list[str]:
-        """The arguments for processes that join which were given, as "store="."""
-        names = ("store", "ranks", "role", "min_ranks", "lost_after")
-        usual = {field.name: field.default for field in fields(Members)}
-        return [f"{name}=" for name in names if getattr(self, name) != usual[name]]
 
     def require_fixed(self, owner: str) -> None:
         """Raises ValueError unless the ranks of `owner` stay the same."""

@@ -285,8 +285,7 @@ class Stats:
         ]
         return table(rows, self.raw_tensors, self.remarks) + _describe_chosen(self.chosen)
 
-    def __str__(self) -> str:
-        return self.report()
+    __str__ = report
 
 
 def sum_by_name(parts: Iterable[TensorTraffic]) -> tuple[TensorTraffic, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
 _MODES = ("train", "eval")  # methods of schedule-free optimizers
+_OURS = re.compile(r"(gradwire|torch)(\.|$)")  # modules that do not call an optimizer for the user
 
 
 def require_optimizer(optimizer: object, others: str) -> None:
@@ -256,14 +257,9 @@ def _level_of_user() -> int:
     """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
     called the optimizer: the first that is neither in gradwire nor in PyTorch."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _package_of(frame) in ("gradwire", "torch"):
+    while frame.f_back is not None and _OURS.match(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _package_of(frame: FrameType) -> str:
-    name: str = frame.f_globals.get("__name__", "")
-    return name.partition(".")[0]
 
 
 DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once
