@@ -104,45 +104,32 @@ def _encode_tensors(
         row = tensor.describe() | {"bytes": len(tensor.data), "reason": reason}
         kept = tensor
         if dtype is not None and not reason:
-            values = values_of(tensor, dtype)
-            frame = _encode(path, tensor, values, dtype, codec, threads)
-            kept = replace(tensor, data=frame, storage="frame")
-            errors = _errors(values, gradwire.decode(frame, threads=threads, dtype=dtype))
-            if math.isinf(errors["max_error"]):
-                raise UserError(
-                    f"{_place(path, tensor)} {codec} makes finite values infinite in {dtype}; "
-                    f"{_as_it_is(tensor)}"
-                )
+            kept, errors = _encode(path, tensor, dtype, codec, threads)
             row |= errors
-        row |= {"storage": kept.storage, "stored_bytes": len(kept.data)}
         stored.append(kept)
-        rows.append(row)
+        rows.append(row | {"storage": kept.storage, "stored_bytes": len(kept.data)})
     return tuple(stored), rows
 
 
 def _encode(
-    path: Path, tensor: Tensor, values: NDArray[Any], dtype: str, codec: str, threads: int
-) -> bytes:
+    path: Path, tensor: Tensor, dtype: str, codec: str, threads: int
+) -> tuple[Tensor, dict[str, Any]]:
+    """Returns the tensor as a frame, and its errors."""
+    values = values_of(tensor, dtype)
+    place = f"{path}: tensor {tensor.name!r}:" if tensor.name else f"{path}:"
+    advice = f"--plain '{tensor.name}'" if tensor.name else "--codec raw"
+    instead = f"{advice} stores it as it is"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bits = dtype if values.dtype == np.uint16 else None
         frame = gradwire.encode(values, codec, threads=threads, dtype=bits)
     if gradwire.inspect(frame)["non_finite"]:
         # A marker would decode the whole tensor to NaN, and a file has no next step to repair it.
-        raise UserError(
-            f"{_place(path, tensor)} {caught[0].message}; {codec} cannot carry that, "
-            f"{_as_it_is(tensor)}"
-        )
-    return frame
-
-
-def _place(path: Path, tensor: Tensor) -> str:
-    return f"{path}: tensor {tensor.name!r}:" if tensor.name else f"{path}:"
-
-
-def _as_it_is(tensor: Tensor) -> str:
-    advice = f"--plain '{tensor.name}'" if tensor.name else "--codec raw"
-    return f"{advice} stores it as it is"
+        raise UserError(f"{place} {caught[0].message}; {codec} cannot carry that, {instead}")
+    errors = _errors(values, gradwire.decode(frame, threads=threads, dtype=dtype))
+    if math.isinf(errors["max_error"]):
+        raise UserError(f"{place} {codec} makes finite values infinite in {dtype}; {instead}")
+    return replace(tensor, data=frame, storage="frame"), errors
 
 
 def _errors(x: NDArray[Any], decoded: NDArray[Any]) -> dict[str, Any]:

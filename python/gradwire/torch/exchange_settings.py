@@ -146,11 +146,7 @@ class ExchangeSettings(Execution, Members, Compression):
         return tuple(filter(is_goal, codecs))
 
     def identity(
-        self,
-        source: str,
-        rank: int,
-        world_size: int,
-        tensors: Sequence[NamedShape] | None = None,
+        self, source: str, rank: int, world_size: int, tensors: Sequence[NamedShape] | None
     ) -> Identity:
         """What states of `source` say of their origin. tensors: the model's, if they are known."""
         exchange = self.exchange if self.leg is None else self.leg

@@ -91,9 +91,7 @@ class Session:
             remarks=self.runner.choice.remarks(),
         )
 
-    def identity(
-        self, source: str, tensors: Sequence[NamedShape] | None = None
-    ) -> checkpoint.Identity:
+    def identity(self, source: str, tensors: Sequence[NamedShape]) -> checkpoint.Identity:
         """As ExchangeSettings.identity, for this rank."""
         return self._settings.identity(source, self.rank, self.world_size, tensors)
 
