@@ -164,10 +164,8 @@ def widen(values: NDArray[Any]) -> NDArray[np.float32]:
 
 def kind_of(path: Path) -> Kind:
     """The kind of file that `path` names by its ending."""
-    if path.suffix == ".npy":
-        return "npy"
-    if path.suffix == ".safetensors":
-        return "safetensors"
+    if path.suffix in (".npy", ".safetensors"):
+        return cast(Kind, path.suffix[1:])
     hint = " (load it and save each array as .npy)" if path.suffix == ".npz" else ""
     raise TensorFileError(f"{path}: not a .npy or .safetensors file{hint}")
 
@@ -216,11 +214,7 @@ def _read_npy(file: BinaryIO) -> Tensor:
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"version {version[0]}.{version[1]} is not known")
     # Version 3 is version 2 with other letters in the names of records.
-    read_header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    read_header = getattr(np.lib.format, f"read_array_header_{min(version[0], 2)}_0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of files that Python 2 wrote, or of damaged ones
         shape, fortran_order, dtype = read_header(file)
