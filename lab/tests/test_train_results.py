@@ -28,7 +28,7 @@ def kept(
     links: Conditions = LINKS,
     data: str = "data",
 ) -> Results:
-    return Results(folder, settings, links, lambda: data)
+    return Results(folder, settings, links, data)
 
 
 def made(run: Run) -> Report:

@@ -30,7 +30,7 @@ def test_files_are_read_in_order_and_some_held_out(folder: Path) -> None:
 
 def test_a_folder_without_sources_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=f"{tmp_path} holds too few Python sources: 0 files"):
-        data.locate("text", tmp_path)
+        data.load("text", tmp_path)
 
 
 def test_every_machine_has_the_text() -> None:

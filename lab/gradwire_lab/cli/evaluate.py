@@ -82,7 +82,7 @@ def evaluate(
         _check_runs(out, store.folder)
     else:
         for given in {(one.data, one.data_dir) for one in settings}:
-            data_sets.locate(*given)
+            data_sets.load(*given)
     run.prepare(TrainSettings(device=device), run.Destinations(plots=out))
     console, failed, described = Console(stderr=as_json), 0, []
     try:

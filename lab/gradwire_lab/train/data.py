@@ -82,14 +82,6 @@ class Images:
 Data = Images | text.Text
 
 
-def locate(name: str, data_dir: Path | None) -> None:
-    """Raises TrainError unless `load` would find the files of the data set."""
-    if name == TEXT:
-        text.load(data_dir)
-    else:
-        _LOCATED[name](data_dir)
-
-
 def load(name: str, data_dir: Path | None) -> Data:
     """A data set of recipes.METRICS. Raises TrainError."""
     return text.load(data_dir) if name == TEXT else load_images(name, data_dir)
@@ -97,10 +89,11 @@ def load(name: str, data_dir: Path | None) -> Data:
 
 def load_images(name: str, data_dir: Path | None) -> Images:
     """`fashion-mnist` or `cifar10`. Raises TrainError."""
-    folder = _LOCATED[name](data_dir)
     if name == "cifar10":
+        folder = _locate_cifar10(data_dir)
         train, test = _cifar_set(folder, _CIFAR_TRAIN), _cifar_set(folder, [_CIFAR_TEST])
     else:
+        folder = _locate_fashion_mnist(data_dir)
         train, test = _idx_set(folder, "train"), _idx_set(folder, "t10k")
     # Histograms of bytes are exact, so all ranks get the same mean and deviation.
     planes = np.moveaxis(train.images, 1, 0)
@@ -190,9 +183,6 @@ def _read_cifar(path: Path) -> Bytes:
     if content.size == 0 or content.size % _CIFAR_ROW:
         raise TrainError(f"{path}: {content.size} bytes are not whole rows of {_CIFAR_ROW}")
     return content.reshape(-1, _CIFAR_ROW)
-
-
-_LOCATED = {"fashion-mnist": _locate_fashion_mnist, "cifar10": _locate_cifar10}
 
 
 # Batches

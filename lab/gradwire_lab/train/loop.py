@@ -131,7 +131,6 @@ class Trainer:
             evaluation *= min(1.0, self._cpus / ranks / self._threads) * self._threads / self._cpus
         return {
             "parameters": models.parameter_count(model),
-            "data": self._data.describe(),
             "step_seconds": sorted(seconds[1:])[1] * self.settings.workers_here,
             "evaluation_seconds": evaluation,
         }

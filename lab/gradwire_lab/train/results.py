@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -25,21 +25,15 @@ _FREE = {"codecs", "seed", "seeds", "data_dir", "threads"}
 
 
 class Results:
-    """The runs that a folder holds. folder: None keeps nothing. describe_data: called if the folder
-    holds wanted runs. Raises TrainError if a file of such a run has other settings, links or
-    data."""
+    """The runs that a folder holds. folder: None keeps nothing. Raises TrainError if a file of such
+    a run has other settings, links or data."""
 
     def __init__(
-        self,
-        folder: Path | None,
-        settings: TrainSettings,
-        conditions: Conditions,
-        describe_data: Callable[[], str],
+        self, folder: Path | None, settings: TrainSettings, conditions: Conditions, data: str
     ) -> None:
         self._folder = folder
         paths = {run: self._path(run) for run in settings.runs()} if folder else {}
         self.documents = {run: _read(path) for run, path in paths.items() if path.exists()}
-        data = describe_data() if self.documents else ""
         for run, document in self.documents.items():
             wanted = Report(settings.of_run(run), 0, data, conditions, [])
             _check_same(paths[run], document, wanted)

@@ -65,11 +65,10 @@ def prepare(chosen: TrainSettings, outputs: Destinations) -> None:
         devices.check_usable(chosen)
     if outputs.page is not None:
         page.check(outputs.page)
-    for folder in (outputs.plots, outputs.out):
-        if folder is not None and folder.exists() and not folder.is_dir():
+    for folder in filter(None, (outputs.plots, outputs.out)):
+        if folder.exists() and not folder.is_dir():
             raise TrainError(f"{folder} is a file; results need a folder")
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
         path = Path(outputs.json)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,6 @@ def train_here(chosen: TrainSettings, outputs: Destinations, console: Console) -
     Raises TrainError. KeyboardInterrupt passes through when everything has ended.
     """
     prepare(chosen, outputs)
-    data.locate(chosen.data, chosen.data_dir)
     follower = _Follower(chosen, console, _conditions(chosen), outputs)
     try:
         with follower.display:
@@ -116,8 +114,8 @@ def train_under_torchrun(
     conditions = report.Conditions(shaped=False, modelled=False, note=note)
     if rank != 0:
         console, outputs = Console(quiet=True), Destinations()
-    follower = _Follower(chosen, console, conditions, outputs)
     try:
+        follower = _Follower(chosen, console, conditions, outputs)
         with follower.display:
             follow = partial(follower.follow, rank)
             worker.run_under_torchrun(chosen, follower.pending, rank, follow)
@@ -132,12 +130,11 @@ def _conditions(chosen: TrainSettings) -> report.Conditions:
         note = "none: nothing is sent, times are those of the computation"
     elif chosen.bandwidth is None:
         note = "loopback, no limit asked for"
-    elif (reason := network.why_not_shaped(chosen.latency > 0)) is not None:
-        if chosen.latency > 0:
-            raise TrainError(f"the links cannot have a latency: {reason}")
-        return report.Conditions(shaped=False, modelled=True, note=reason)
     else:
-        return report.Conditions(shaped=True, modelled=False)
+        reason = network.why_not_shaped(chosen.latency > 0)
+        if reason is not None and chosen.latency > 0:
+            raise TrainError(f"the links cannot have a latency: {reason}")
+        return report.Conditions(reason is None, reason is not None, reason or "")
     return report.Conditions(shaped=False, modelled=False, note=note)
 
 
@@ -154,14 +151,11 @@ class _Follower:
         self.conditions = conditions
         self.display = Display(console, chosen.steps, chosen.metric)
         self._settings, self._console, self._outputs = chosen, console, outputs
-
-        def describe_data() -> str:
-            return data.load(chosen.data, chosen.data_dir).describe()
-
-        self._kept = Results(outputs.out, chosen, conditions, describe_data)
+        self._data = data.load(chosen.data, chosen.data_dir).describe()
+        self._kept = Results(outputs.out, chosen, conditions, self._data)
         self._results = self._kept.found()
-        # The parameters of the model, and what the data are.
-        self._facts: dict[str, Any] = next(iter(self._kept.documents.values()), {})
+        known = [document["parameters"] for document in self._kept.documents.values()]
+        self._parameters: int = known[-1] if known else 0  # of the model
         self._speeds: list[dict[str, Any]] = []
         self._arrived: defaultdict[Run, dict[int, RankRecord]] = defaultdict(dict)
         # Workers that ended before their run, and why.
@@ -240,14 +234,13 @@ class _Follower:
             ]
             del self._arrived[run]
             self._results[run] = report.result_of(
-                self._settings, self._facts["parameters"], self.conditions, records, lost
+                self._settings, self._parameters, self.conditions, records, lost
             )
             self._kept.add(self._report_of(own, [run]), describe_place())
 
     def _report_of(self, chosen: TrainSettings, runs: list[Run]) -> report.Report:
-        parameters, data = self._facts["parameters"], self._facts["data"]
         results = [self._results[run] for run in runs]
-        return report.Report(chosen, parameters, data, self.conditions, results)
+        return report.Report(chosen, self._parameters, self._data, self.conditions, results)
 
     def report(self) -> report.Report:
         made, outputs = self._report_of(self._settings, self._settings.runs()), self._outputs
@@ -272,11 +265,10 @@ class _Follower:
         return made
 
     def _estimate(self) -> None:
-        chosen, self._facts = self._settings, self._speeds[0]
-        parameters = self._facts["parameters"]
+        chosen, self._parameters = self._settings, self._speeds[0]["parameters"]
         estimates = estimate_seconds(
             chosen if self.conditions.shaped else replace(chosen, bandwidth=None),
-            parameters,
+            self._parameters,
             max(speed["step_seconds"] for speed in self._speeds),
             min(speed["evaluation_seconds"] for speed in self._speeds),
         )
@@ -285,8 +277,8 @@ class _Follower:
         each = " each run" * (chosen.seeds > 1)
         say(
             self._console,
-            f"data       {self._facts['data']}\n"
-            f"parameters {parameters:,}\n"
+            f"data       {self._data}\n"
+            f"parameters {self._parameters:,}\n"
             f"estimate   {total} ({parts}{each})",
         )
 

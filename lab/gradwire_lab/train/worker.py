@@ -4,8 +4,7 @@ A launched worker and its launcher exchange JSON (messages.py) over the pipe tha
 stdin, and so never over the network that is measured:
 
     launcher -> worker   {"settings", "runs", "rank", "store", "interface"}   the network is there
-    worker -> launcher   {"event": "ready", "parameters", "data", "step_seconds",
-                          "evaluation_seconds"}
+    worker -> launcher   {"event": "ready", "parameters", "step_seconds", "evaluation_seconds"}
     launcher -> worker   {"lost"}                                       a worker that is gone
     worker -> launcher   {"event": "begin", "run"}
     worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
