@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 _NEVER = 2**31
 _PATIENCE = timedelta(seconds=0.5)  # between two looks at who is gone
-
-
-@dataclass
-class Survivors:
-    """What the workers share outside of a process group, so that some of them may be gone.
-
-    lost: the ranks that are gone. Another thread adds them, after all that they wrote.
-    """
-
-    store: dist.FileStore  # type: ignore[name-defined]
-    lost: set[int] = field(default_factory=set)
 
 
 class Barrier:
@@ -44,11 +33,12 @@ class Barrier:
 class BarrierOfSurvivors(Barrier):
     """Over a store, without the workers that are gone."""
 
-    def __init__(self, survivors: Survivors, run: str, rank: int, workers: int) -> None:
-        """run: its name, which no other run has."""
-        self._store = dist.PrefixStore(run, survivors.store)  # type: ignore[attr-defined]
+    def __init__(self, store: Store, lost: set[int], rank: int, workers: int) -> None:
+        """store: of this run alone. lost: the ranks that are gone. Another thread adds them, after
+        all that they wrote."""
+        self._store, self._lost = store, lost
         self._rank, self._ranks = rank, range(workers)
-        self._lost, self._meetings = survivors.lost, 0
+        self._meetings = 0
 
     def first(self, step: int | None) -> int | None:
         place, self._meetings = f"meeting {self._meetings}", self._meetings + 1

@@ -21,13 +21,14 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn import functional
 
 from gradwire.errors import LimitError
 from gradwire.torch import loopback
 from gradwire.torch.optimizers.fragment import deal_layers
 from gradwire_lab.train import devices, models, strategies
-from gradwire_lab.train.barrier import Barrier, BarrierOfSurvivors, Survivors
+from gradwire_lab.train.barrier import Barrier, BarrierOfSurvivors
 from gradwire_lab.train.data import Batches, Data
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.network import Bytes, read_interface_bytes
@@ -101,7 +102,9 @@ class Trainer:
         torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self.survivors: Survivors | None = None  # None: no worker may be gone
+        # Where workers meet of whom some may be gone (None: none may), and those that are.
+        self.store: Store | None = None
+        self.lost: set[int] = set()
         if not settings.is_server(rank):
             self._batches(settings)  # raises TrainError if there are too few data
 
@@ -168,10 +171,9 @@ class Trainer:
         strategy = choose(model, codec, settings, group)
         try:
             meeting = Barrier(group)
-            if self.survivors is not None and settings.can_lose_workers(run):
-                meeting = BarrierOfSurvivors(
-                    self.survivors, self.settings.title(run), self._rank, settings.workers
-                )
+            if self.store is not None and settings.can_lose_workers(run):
+                own = PrefixStore(self.settings.title(run), self.store)
+                meeting = BarrierOfSurvivors(own, self.lost, self._rank, settings.workers)
             self._train(model, settings, strategy, meeting, record, on_event)
         except RuntimeError as error:
             if (explained := strategy.explain(error)) is error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from gradwire_lab.train.checks import check
@@ -10,7 +11,6 @@ from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.rivals import BF16, PLAIN_DDP
 from gradwire_lab.train.settings import (
     BANDWIDTHS,
-    DIRECTIONS,
     HOOKED,
     IN_ONE_PROCESS,
     OUTERS,
@@ -76,12 +76,11 @@ def default_eval_every(steps: int, every: int) -> int:
 
 def parse_rule(text: str) -> Rule:
     """`PATTERN=CODEC`, `PATTERN=CODEC@push` or `PATTERN=CODEC@pull`."""
-    pattern, _, rest = text.partition("=")
-    codec, at, direction = rest.partition("@")
-    if not pattern or not codec or (at and direction not in DIRECTIONS):
+    match = re.fullmatch("([^=]+)=([^@]+)(?:@(push|pull))?", text)
+    if match is None:
         raise SettingsError(
             "--rules",
             f"cannot read the rule '{text}'; valid are PATTERN=CODEC, PATTERN=CODEC@push and "
             "PATTERN=CODEC@pull",
         )
-    return Rule(pattern, codec, direction or "both")
+    return Rule(match[1], match[2], match[3] or "both")

@@ -20,7 +20,6 @@ from gradwire_lab.train.rivals import BF16, FP16, PLAIN_DDP, POWERSGD, is_rival
 DATA = tuple(METRICS)
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
 DEVICES = ("cpu", "cuda", "cuda:K")
-DIRECTIONS = ("push", "pull")
 
 # The exchanges of DDP's hook.
 HOOKED = {info["name"]: info for info in gradwire.exchanges() if not info["has_servers"]}

@@ -141,19 +141,15 @@ def main() -> int:
 
     import torch.distributed as dist
 
-    from gradwire_lab.train.barrier import Survivors
-
     told = messages.receive(launcher)
     settings, rank = TrainSettings.read(told["settings"]), told["rank"]
     runs = [Run(**run) for run in told["runs"]]
     tell = partial(messages.send, launcher)
     try:
         trainer = prepare(settings, rank, rank, told["interface"], tell)
-        lost: set[int] = set()
-        threading.Thread(target=_listen, args=(launcher, lost), daemon=True).start()
-        store = dist.FileStore(told["store"], settings.processes)  # type: ignore[attr-defined]
-        trainer.survivors = Survivors(store, lost)
-        _connect(store, rank, settings.processes)
+        threading.Thread(target=_listen, args=(launcher, trainer.lost), daemon=True).start()
+        trainer.store = dist.FileStore(told["store"], settings.processes)  # type: ignore[attr-defined]
+        _connect(trainer.store, rank, settings.processes)
         for records in run_all(trainer, runs, tell):
             tell({"event": "records", "records": [asdict(record) for record in records]})
     except TrainError as error:
