@@ -130,7 +130,7 @@ class Store:
 
     def _compare(self, run: ArmRun, line: Line) -> list[str]:
         """How the settings and links of a line differ from those of the run."""
-        wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
+        wanted = self.settings(run).to_json() | {"kind": _KIND}
         found = settings_of(vars(line)) | {"kind": line.kind}
         free = _FREE - ({"threads"} if run.arm.timed else set())
         different = [

@@ -165,8 +165,7 @@ def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
 
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
     """Those of a file; settings that are newer than the file have their defaults."""
-    known: dict[str, Any] = json.loads(json.dumps(TrainSettings().to_json()))
-    return {key: document["settings"].get(key, default) for key, default in known.items()}
+    return TrainSettings.read(document["settings"]).to_json()
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -183,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
-    found, asked = settings_of(document), json.loads(json.dumps(wanted.settings.to_json()))
+    found, asked = settings_of(document), wanted.settings.to_json()
     compared = [k for k in asked if k not in _FREE] + ["codecs", "seed"]
     pairs = [(k, found[k], asked[k]) for k in compared]
     pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links", "data")]

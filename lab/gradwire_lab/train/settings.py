@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -291,7 +292,8 @@ class TrainSettings(FromJson):
         return ", ".join(f"{kind} {', '.join(group)}" for kind, group in named.items())
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "data_dir": None if self.data_dir is None else str(self.data_dir)}
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return plain
 
 
 def options() -> dict[str, Any]:
