@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.errors import NonFiniteStepWarning
 from gradwire.torch.options import grouped
-from jobs import Owed, Scaled, owed
-from training import batch, digest, make_model, make_optimizer
+from owed import Owed, owed
 
 
 @dataclass
@@ -54,33 +53,3 @@ def average_unlike(dtypes: list[torch.dtype], state_options: dict[str, Any]) -> 
     ddp = DistributedDataParallel(nn.Linear(96, 96, bias=False).to(dtype), init_sync=False)
     ddp.register_comm_hook(GradwireState(**grouped(state_options)), gradwire_hook)
     ddp(torch.eye(96, dtype=dtype)).sum().backward()
-
-
-def scale_float16(state_options: dict[str, Any]) -> Scaled:
-    """A float16 model and a gradient scaler; the optimizer works on float32 copies of its weights.
-
-    Every step uses the same batch, so that the loss falls soon.
-    """
-    model, master = make_model(torch.float16), make_model()
-    optimizer = make_optimizer(master)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
-    state = GradwireState(scaler=scaler, **grouped(state_options))
-    ddp.register_comm_hook(state, gradwire_hook)
-    result = Scaled([], [], [], [], [], [], 0, [])
-    inputs, labels = batch(dist.get_rank(), 0)
-    for _ in range(60):
-        result.scales.append(scaler.get_scale())
-        model.zero_grad()
-        loss = nn.functional.cross_entropy(ddp(inputs.half()).float(), labels)
-        scaler.scale(loss).backward()
-        for wide, narrow in zip(master.parameters(), model.parameters(), strict=True):
-            assert narrow.grad is not None
-            wide.grad = narrow.grad.float()
-        scaler.step(optimizer)
-        scaler.update()
-        model.load_state_dict(master.state_dict())
-        result.losses.append(loss.item())
-        result.digests.append(digest(model))
-        result.skipped.append(state.last_step()["skipped"])
-    return result

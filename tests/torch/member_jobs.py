@@ -18,7 +18,6 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import gradwire.torch
@@ -33,9 +32,9 @@ from gradwire.torch.network.wire import Wire
 from gradwire.torch.optimizers.averaging import Averaging
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.fragment import Fragment
-from gradwire.torch.options import grouped
-from optimizer_jobs import LOCAL, WRAPPERS
-from training import batch, digest, make_model
+from runs import said_by, sgd
+from training import digest, loss_of, make_model
+from ways import Inner, Loss, Training, Way, build
 
 LOST_AFTER = 12.0  # a loaded machine keeps processes from their heartbeats for seconds
 SETTINGS = {"on_lost": "continue", "lost_after": LOST_AFTER, "timeout": 120.0}
@@ -55,8 +54,7 @@ class Plan:
     """
 
     until: tuple[int, int]
-    local: str = "sgd"
-    wrapper: str = "local"
+    inner: Inner = sgd
     options: dict[str, Any] = field(default_factory=lambda: dict(PLAIN))
     ranks: int = 3
     min_ranks: int = 1
@@ -84,74 +82,69 @@ class Ended:
     sessions: int = 0  # in memory, though Python's collector of cycles did not run
 
 
-class AccountingSteps(LocalSteps):
-    """Writes what each exchange took and gave to a file.
+class Account:
+    """What each exchange of an optimizer took and gave, in a file of `folder`.
 
     given      the changes of this rank since its last exchange, in the order of the parameters
     applied    by how much the anchors changed
     push, pull   this rank's residuals after the exchange
     """
 
-    folder: Path
     given: list[torch.Tensor]
     caught_up = 0
 
-    def take_account(self, folder: str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, optimizer: LocalSteps, folder: str | None) -> None:
+        self.optimizer, self.folder = optimizer, folder
+        self._parameters = optimizer._replica.parameters
         self._begin_account()
-        inner = self._optimizer.step
-        parameters = self._replica.parameters
+        inner, averaging = optimizer._optimizer, optimizer._averaging
+        step, apply, catch_up = inner.step, averaging.apply, averaging.catch_up
 
-        def step(*args: Any) -> Any:
-            before = [p.detach().clone() for p in parameters]
-            result = inner(*args)
-            for total, old, new in zip(self.given, before, parameters, strict=True):
+        def step_and_note(*args: Any) -> Any:
+            before = [p.detach().clone() for p in self._parameters]
+            result = step(*args)
+            for total, old, new in zip(self.given, before, self._parameters, strict=True):
                 total += old - new.detach()
             return result
-
-        self._optimizer.step = step  # type: ignore
-
-    def watch(self) -> None:
-        """Notes what the averaging does from now on."""
-        averaging = self._averaging
-        apply, catch_up = averaging.apply, averaging.catch_up
 
         def apply_and_note(fragment: Fragment, mix: float) -> None:
             before = [anchor.detach().clone() for anchor in fragment.anchors]
             had_begun = fragment.flight is not None
             apply(fragment, mix)
             if had_begun:
-                self._write(before, self._peers.session.runner.residuals())
+                self._write(before, optimizer._peers.session.runner.residuals())
 
         def catch_up_and_note(state: dict[str, Any], unfinished: int) -> bool:
             before = [anchor.detach().clone() for anchor in averaging.fragments[unfinished].anchors]
             skipped = catch_up(state, unfinished)
             self.caught_up += 1
-            self._write(before, self._peers._settled.after)  # type: ignore
+            self._write(before, optimizer._peers._settled.after)  # type: ignore
             return skipped
 
+        inner.step = step_and_note  # type: ignore
         averaging.apply, averaging.catch_up = apply_and_note, catch_up_and_note  # type: ignore
 
     def _begin_account(self) -> None:
-        self.given = [torch.zeros_like(p, dtype=torch.float64) for p in self._replica.parameters]
+        self.given = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
 
     def _write(self, before: list[torch.Tensor], residuals: list[Residual]) -> None:
-        if not hasattr(self, "folder"):
+        if self.folder is None:
             return
-        names = dict(self._replica.named)
+        names = dict(self.optimizer._replica.named)
         owed = {
             kind: {n: np.zeros(p.numel()) for n, p in names.items()} for kind in ("push", "pull")
         }
         for r in residuals:
             if r.name in names:
                 owed[r.kind][r.name][r.offset : r.offset + r.values.size] += r.values
-        anchors = self._averaging.fragments[0].anchors
+        anchors = self.optimizer._averaging.fragments[0].anchors
         entry: dict[str, Any] = {
             "applied": _flat([b - a.detach() for b, a in zip(before, anchors, strict=True)]),
             "given": _flat(self.given),
             **{kind: np.concatenate(list(values.values())) for kind, values in owed.items()},
         }
-        path = self.folder / f"{self._averaging.exchanges - 1}-{member_of(self).id}.npz"
+        name = f"{self.optimizer._averaging.exchanges - 1}-{member_of(self.optimizer).id}.npz"
+        path = Path(self.folder) / name
         np.savez(path.with_suffix(".part.npz"), **entry)
         path.with_suffix(".part.npz").rename(path)
         self._begin_account()
@@ -166,29 +159,29 @@ def _flat(tensors: list[torch.Tensor]) -> np.ndarray:
     return torch.cat([tensor.double().reshape(-1) for tensor in tensors]).numpy()
 
 
-def train(port: int, number: int, plan: Plan) -> Ended:
-    """`number`: of the process, which decides its data; its number as a member may differ."""
-    gc.disable()
-    store = TCPStore("127.0.0.1", port, is_master=False)
+def make(port: int, number: int, plan: Plan) -> Training:
     model = make_model()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * number)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    way = Way("local", {**SETTINGS, "min_ranks": plan.min_ranks, **plan.options})
+    return build(way, model, plan.inner, store=store, ranks=plan.ranks)
+
+
+def train(port: int, number: int, plan: Plan) -> Ended:
+    """`number`: of the process, which decides its data; its number as a member may differ."""
+    gc.disable()
     ended = Ended()
-    arguments = {**SETTINGS, "ranks": plan.ranks, "min_ranks": plan.min_ranks, **plan.options}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer = None
         try:
-            inner = LOCAL[plan.local](model.parameters())
-            make = AccountingSteps if plan.wrapper == "local" else WRAPPERS[plan.wrapper]
-            optimizer = make(inner, model, **grouped({"store": store, **arguments}))
-            if isinstance(optimizer, AccountingSteps):
-                optimizer.watch()
-            if plan.folder is not None:
-                optimizer.take_account(plan.folder)
-            _train(optimizer, model, number, plan)
-            ended.digest = digest(model)
+            training = make(port, number, plan)
+            optimizer = training.optimizer
+            account = Account(optimizer, plan.folder)
+            _train(training, number, plan)
+            ended.digest = digest(training.model)
         except Exception as error:
             ended.error = f"{type(error).__name__}: {error}"
     ended.warnings = [str(w.message) for w in caught if w.category is RankLostWarning]
@@ -197,7 +190,7 @@ def train(port: int, number: int, plan: Plan) -> Ended:
         ended.members, ended.lost = stats.members, stats.lost_members
         ended.generation, ended.exchanges = stats.generation, optimizer._averaging.exchanges
         ended.report = stats.report()
-        ended.caught_up = getattr(optimizer, "caught_up", 0)
+        ended.caught_up = account.caught_up
         ended.sessions = sum(type(found) is Session for found in gc.get_objects())
         optimizer.close()
     return ended
@@ -205,8 +198,6 @@ def train(port: int, number: int, plan: Plan) -> Ended:
 
 def ask_and_leave(port: int, number: int, plan: Plan) -> Ended:
     """Asks to join, and leaves in the moment in which it is let in."""
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    model = make_model()
 
     def leave(members: Generations) -> None:
         while members.decision(plan.until[0]) is None:
@@ -214,16 +205,14 @@ def ask_and_leave(port: int, number: int, plan: Plan) -> Ended:
         members.leave()
         raise InterruptedError
 
-    arguments: dict[str, Any] = {**SETTINGS, "ranks": plan.ranks, **plan.options}
-    inner = LOCAL[plan.local](model.parameters())
     with mock.patch.object(Generations, "join", leave), contextlib.suppress(InterruptedError):
-        LocalSteps(inner, model, **grouped({"store": store, **arguments}))
+        make(port, number, plan)
     return Ended()
 
 
-def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> None:
+def _train(training: Training, number: int, plan: Plan) -> None:
     generation, exchanges = plan.until
-    step = 0
+    optimizer = training.optimizer
     while True:
         roster, exchanges_here = member_of(optimizer).roster, optimizer._averaging.exchanges
         if roster.generation >= generation and exchanges_here >= roster.done + exchanges:
@@ -235,13 +224,14 @@ def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> 
             plan = replace(plan, synchronize_at=-1)
             optimizer.synchronize()
             continue
-        inputs, labels = batch(number, step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        step += 1
+        training.step(_loss_on(number))
         time.sleep(plan.pause)
     optimizer.synchronize()
+
+
+def _loss_on(number: int) -> Loss:
+    """On the data of a process, whichever member it is."""
+    return lambda module, rank, step: loss_of(module, number, step)
 
 
 def _do(deed: str) -> None:
@@ -273,50 +263,37 @@ def _do(deed: str) -> None:
 def save_or_resume(port: int, number: int, plan: Plan) -> Ended:
     """Takes 9 steps, and saves its state after 5 of them; or takes the last 4 from that state."""
     assert plan.folder is not None
-    model = make_model()
-    inner = LOCAL[plan.local](model.parameters())
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    arguments: dict[str, Any] = {**SETTINGS, **plan.options, "ranks": plan.ranks}
-    optimizer = LocalSteps(inner, model, **grouped({"store": store, **arguments}))
-    path = Path(plan.folder) / f"rank{optimizer.rank}.pt"
+    training = make(port, number, plan)
+    path = Path(plan.folder) / f"rank{training.rank}.pt"
+    began = 0
     if path.exists():
         saved = torch.load(path, weights_only=True)
-        number = saved["number"]
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    ended = Ended()
-    while optimizer.local_steps < 9:
-        ended.steps += 1
-        inputs, labels = batch(number, optimizer.local_steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        if optimizer.local_steps == 5 and not path.exists():
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({**state, "number": number}, path)
-    ended.digest, ended.exchanges = digest(model), optimizer._averaging.exchanges
-    optimizer.close()
+        began, number = 5, saved["number"]
+        training.load(saved, began)
+
+    def note(steps: int) -> None:
+        if steps == 5:
+            torch.save({**training.state(), "number": number}, path)
+
+    training.run(9 - began, _loss_on(number), note)
+    exchanges = training.optimizer._averaging.exchanges
+    assert training.optimizer.local_steps == 9
+    ended = Ended(digest=digest(training.model), exchanges=exchanges, steps=9 - began)
+    training.close()
     return ended
 
 
 def train_unevenly(port: int, number: int, plan: Plan) -> Ended:
     """Process 1 takes a step fewer before the exchange."""
-    model = make_model()
-    inner = LOCAL[plan.local](model.parameters())
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    arguments: dict[str, Any] = {**PLAIN, **SETTINGS, "ranks": plan.ranks}
-    optimizer = LocalSteps(inner, model, **grouped({"store": store, **arguments}))
-    ended = Ended()
-    try:
-        for step in range(2 - number):
-            inputs, labels = batch(number, step)
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+    training = make(port, number, plan)
+
+    def train() -> None:
+        training.run(2 - number, _loss_on(number))
         if number == 1:
-            optimizer.synchronize()
-    except Exception as error:
-        ended.error = f"{type(error).__name__}: {error}"
-    optimizer.close()
+            training.settle()
+
+    ended = Ended(error=said_by(train))
+    training.close()
     return ended
 
 

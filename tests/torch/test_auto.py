@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 import jobs
-import optimizer_jobs
+import runs
+import scaled_jobs
 from cluster import Cluster
 from gradwire import GradwireError
 from gradwire._core import AutoGoal
 from gradwire.torch import GradwireState, reshard
 from gradwire.torch.buckets.auto_codecs import AutoCodecs
-from optimizer_jobs import Wrapped
+from runs import Case, adam, adamw, said_by, threads
 from training import Options, Trained, load, save
+from ways import Way
 
 # With these options DDP cuts its buckets once, so that a restart has the same buckets.
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
@@ -52,13 +54,13 @@ def test_the_report_names_the_codecs(ranks: list[Trained]) -> None:
 
 
 def test_residuals_outlast_a_change_of_codec(cluster: Cluster) -> None:
-    ranks = cluster.run(3, jobs.train_scaled, 10, -1, "first.weight", STATE)
+    ranks = cluster.run(3, scaled_jobs.train_scaled, 10, -1, "first.weight", STATE)
     codecs = [[entry.codec for entry in step] for step in ranks[0].chosen]
     changed = [step for step in range(3, 10) if codecs[step] != codecs[step - 1]]
     assert len(changed) > 1
     for step in changed:
         assert any(values.any() for values in ranks[0].owed[step]["push"].values())
-        jobs.check_nothing_is_lost(ranks, step)
+        scaled_jobs.check_nothing_is_lost(ranks, step)
 
 
 def test_a_decision_is_about_the_tensors_of_all_buckets(cluster: Cluster) -> None:
@@ -138,17 +140,17 @@ def test_ranks_with_other_choices_are_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapped",
+    "case",
     [
-        Wrapped("sharded", "adam", {"codec": "auto:bits=1,every=4"}, steps=9),
-        Wrapped("local", "adamw", {"codec": "auto:error=0.5,every=4", "every": 1}, steps=9),
-        Wrapped("local", "sgd", {"codec": "int8", "pull_codec": "auto:bits=1", "every": 2}),
-        Wrapped("local", "sgd", {"rules": [("first*", "auto:bits=2", "push")], "every": 2}),
+        Case(Way("sharded", {"codec": "auto:bits=1,every=4"}), adam, 9),
+        Case(Way("local", {"codec": "auto:error=0.5,every=4"}), adamw, 9),
+        Case(Way("local", {"codec": "int8", "pull_codec": "auto:bits=1", "every": 2})),
+        Case(Way("local", {"rules": [("first*", "auto:bits=2", "push")], "every": 2})),
     ],
     ids=["sharded", "local", "pull alone", "a rule"],
 )
-def test_optimizers_take_it(cluster: Cluster, wrapped: Wrapped) -> None:
-    ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [wrapped])]
+def test_optimizers_take_it(case: Case) -> None:
+    ranks = runs.run_one(3, case)
     for rank in ranks:
         assert rank.digests[-1] == ranks[0].digests[-1]
         assert rank.stats["chosen"] == ranks[0].stats["chosen"] != ()
@@ -166,13 +168,12 @@ def test_pushes_and_pulls_are_within_the_budget(cluster: Cluster) -> None:
         assert 1.0 < sum(stats[way] for stats in ranks) / 2 < 1.3, "without headers"
 
 
-def test_local_steps_advise_fewer_exchanges(cluster: Cluster) -> None:
-    options = {"codec": "auto:bits=0.01", "every": 1}
-    cluster.start(2, optimizer_jobs.run_each, [Wrapped("local", "adamw", options, steps=60)])
-    for answer in cluster.collect(range(2)).values():
-        assert "give at least bits=" in answer.message
-        assert "To send less in all, exchange less often: every=2" in answer.message
-        assert "s=1.5" not in answer.message
+def test_local_steps_advise_fewer_exchanges() -> None:
+    case = Case(Way("local", {"codec": "auto:bits=0.01"}), adamw, 60)
+    for said in threads(2, lambda rank: said_by(lambda: runs.run(case))):
+        assert "give at least bits=" in said
+        assert "To send less in all, exchange less often: every=2" in said
+        assert "s=1.5" not in said
 
 
 NUMEL = {

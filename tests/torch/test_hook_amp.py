@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import jobs
 from cluster import Cluster
-from jobs import Scaled
+from owed import total_owed
+from scaled_jobs import Scaled, check_nothing_is_lost, train_scaled
 
 WORLD = 3
 STEPS = 10
@@ -18,7 +18,7 @@ NAME = "second.weight"
 @pytest.fixture(scope="module")
 def ranks(cluster: Cluster) -> list[Scaled]:
     options = {"codec": "3lc:s=1.75", "start_iter": 2}
-    return cluster.run(WORLD, jobs.train_scaled, STEPS, INFINITE, NAME, options)
+    return cluster.run(WORLD, train_scaled, STEPS, INFINITE, NAME, options)
 
 
 def test_every_rank_skips_the_same_step(ranks: list[Scaled]) -> None:
@@ -51,8 +51,8 @@ def test_every_rank_warns_once_and_names_the_element(ranks: list[Scaled]) -> Non
 
 def test_what_was_sent_in_the_skipped_step_is_owed_again(ranks: list[Scaled]) -> None:
     """No rank applied the step, so the residuals must hold all its finite gradients, once."""
-    before = jobs.total_owed([rank.owed[INFINITE] for rank in ranks])
-    after = jobs.total_owed([rank.owed[INFINITE + 1] for rank in ranks])
+    before = total_owed([rank.owed[INFINITE] for rank in ranks])
+    after = total_owed([rank.owed[INFINITE + 1] for rank in ranks])
     checked = 0
     for name in before:
         if np.isnan(ranks[0].averaged[INFINITE][name]).any():
@@ -92,18 +92,18 @@ def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
         if step == INFINITE:
             continue
         grown += ranks[0].scales[step] > ranks[0].scales[step - 1]
-        jobs.check_nothing_is_lost(ranks, step)
+        check_nothing_is_lost(ranks, step)
     assert grown, "the scale must have grown at least once"
 
 
 def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:
     """NaN passes through a raw bucket; values of other buckets still go back into residuals."""
     options = {"codec": "3lc:s=1.75", "start_iter": 2, "exclude": [NAME]}
-    ranks: list[Scaled] = cluster.run(WORLD, jobs.train_scaled, STEPS, INFINITE, NAME, options)
+    ranks: list[Scaled] = cluster.run(WORLD, train_scaled, STEPS, INFINITE, NAME, options)
     for rank in ranks:
         assert rank.skipped_steps == 1
         assert len(rank.warnings) == 1
         assert NAME in rank.warnings[0]
-    before = jobs.total_owed([rank.owed[INFINITE] for rank in ranks])
-    after = jobs.total_owed([rank.owed[INFINITE + 1] for rank in ranks])
+    before = total_owed([rank.owed[INFINITE] for rank in ranks])
+    after = total_owed([rank.owed[INFINITE + 1] for rank in ranks])
     assert any(np.abs(after[name]).sum() > np.abs(before[name]).sum() for name in before)

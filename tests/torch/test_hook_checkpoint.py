@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 import gradwire.torch
 import jobs
 from cluster import Cluster
-from training import Options, load, save
+from gradwire.torch import GradwireState, PerRank
+from owed import owed_in, total_owed
+from runs import said_by
+from training import Options, digest, load, loss_of, make_model, save
+from ways import build
 
 WORLD = 4
 STATE = {"codec": "3lc:s=1.75"}
@@ -70,26 +77,54 @@ def residuals(cluster: Cluster) -> list[bytes]:
     return [rank[0].residuals for rank in cluster.run(WORLD, jobs.train_each, [Options(5, STATE)])]
 
 
+def save_in_checkpoint(folder: str, residuals: list[bytes]) -> bytes:
+    state = GradwireState(**STATE)
+    state.load_state_dict(load(residuals[dist.get_rank()]))
+    save_checkpoint({"gradwire": PerRank(state)}, checkpoint_id=folder)
+    return save(state.state_dict())
+
+
+def load_from_checkpoint(folder: str, saved_world_size: int) -> bytes:
+    state = GradwireState(**STATE)
+    saved = {"gradwire": PerRank(state, saved_world_size=saved_world_size)}
+    load_checkpoint(saved, checkpoint_id=folder)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert list(saved["gradwire"].state_dict()) == [f"rank {rank} of {size}"]
+    return save(state.state_dict())
+
+
+def why_not_loaded(folder: str) -> str:
+    return said_by(lambda: load_from_checkpoint(folder, dist.get_world_size()))
+
+
 def test_distributed_checkpoint_keeps_each_ranks_state(
     cluster: Cluster, residuals: list[bytes], tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
-    saved = cluster.run(WORLD, jobs.save_in_checkpoint, folder, STATE, residuals)
+    saved = cluster.run(WORLD, save_in_checkpoint, folder, residuals)
     assert len(set(saved)) == WORLD
-    assert cluster.run(WORLD, jobs.load_from_checkpoint, folder, STATE, WORLD) == saved
-    fewer = cluster.run(2, jobs.load_from_checkpoint, folder, STATE, WORLD)
+    assert cluster.run(WORLD, load_from_checkpoint, folder, WORLD) == saved
+    fewer = cluster.run(2, load_from_checkpoint, folder, WORLD)
     before, after = (owed_by([load(state) for state in states]) for states in (saved, fewer))
     for name, owed in before.items():
         np.testing.assert_allclose(after[name], owed, rtol=1e-6, atol=1e-7 * abs(owed).max())
-    for said in cluster.run(2, jobs.why_not_loaded, folder, STATE):
+    for said in cluster.run(2, why_not_loaded, folder):
         assert "Missing key in checkpoint state_dict: gradwire.rank 1 of 2" in said
+
+
+def why_not_loaded_without_per_rank(folder: str, residuals: list[bytes]) -> str:
+    """What a rank says whose states were saved under one name."""
+    state = GradwireState(**STATE)
+    state.load_state_dict(load(residuals[dist.get_rank()]))
+    save_checkpoint({"gradwire": state}, checkpoint_id=folder)
+    return said_by(lambda: load_checkpoint({"gradwire": state}, checkpoint_id=folder))
 
 
 def test_states_that_were_saved_under_one_name_are_refused_by_other_ranks(
     cluster: Cluster, residuals: list[bytes], tmp_path: Path
 ) -> None:
     """torch.distributed.checkpoint keeps one rank's of equal names; PerRank gives each its own."""
-    said = cluster.run(WORLD, jobs.why_not_loaded_without_per_rank, str(tmp_path), STATE, residuals)
+    said = cluster.run(WORLD, why_not_loaded_without_per_rank, str(tmp_path), residuals)
     kept = [r for r in range(WORLD) if any(f"the state is that of rank {r} of" in t for t in said)]
     assert len(kept) == 1
     for rank, text in enumerate(said):
@@ -97,8 +132,22 @@ def test_states_that_were_saved_under_one_name_are_refused_by_other_ranks(
         assert refused or rank == kept[0], (rank, text)
 
 
+def local_steps_through_checkpoint(folder: str) -> tuple[str, str]:
+    """The models after seven steps, without an interruption and with one after three."""
+    digests = []
+    for act in (save_checkpoint, load_checkpoint):
+        training = build("LocalSteps", make_model(), codec="3lc:s=1.75")
+        training.run(3 if act is save_checkpoint else 0, loss_of)
+        act({n: PerRank(part) for n, part in training.parts().items()}, checkpoint_id=folder)
+        training.steps = 3
+        training.run(4, loss_of)
+        digests.append(digest(training.model))
+        training.close()
+    return digests[0], digests[1]
+
+
 def test_distributed_checkpoint_keeps_local_steps(cluster: Cluster, tmp_path: Path) -> None:
-    ranks = cluster.run(2, jobs.local_steps_through_checkpoint, str(tmp_path))
+    ranks = cluster.run(2, local_steps_through_checkpoint, str(tmp_path))
     assert all(whole == resumed for whole, resumed in ranks), "its result is another one"
     assert ranks[0] != ranks[1], "the last step is not exchanged"
 
@@ -150,4 +199,4 @@ def _state(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def owed_by(states: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return jobs.total_owed([jobs.owed_in(state) for state in states])
+    return total_owed([owed_in(state) for state in states])

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import jobs
+import scaled_jobs
 from cluster import Cluster, Died, Failed
 from gradwire.torch import GradwireState
 from gradwire.torch.network import engine
@@ -55,9 +56,9 @@ def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step:
         mock.patch.stopall()
 
 
-def train_scaled_on_device(*arguments: Any) -> jobs.Scaled:
+def train_scaled_on_device(*arguments: Any) -> scaled_jobs.Scaled:
     with device_kernels():
-        return jobs.train_scaled(*arguments)
+        return scaled_jobs.train_scaled(*arguments)
 
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
@@ -134,7 +135,7 @@ def test_a_checkpoint_goes_on_where_the_other_kind_stopped(
 
 def test_a_step_that_is_not_finite_is_skipped(cluster: Cluster) -> None:
     arguments = (6, 3, "second.weight", {"codec": "3lc:s=1.5"})
-    cpu = cluster.run(2, jobs.train_scaled, *arguments)
+    cpu = cluster.run(2, scaled_jobs.train_scaled, *arguments)
     device = cluster.run(2, train_scaled_on_device, *arguments)
     for a, b in zip(cpu, device, strict=True):
         assert a.digests == b.digests

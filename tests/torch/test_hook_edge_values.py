@@ -22,6 +22,7 @@ from cluster import Cluster
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.errors import NonFiniteStepWarning
 from on_host import device_kernels
+from owed import gradients, owed
 from training import batch, make_model
 
 NAME = "second.weight"
@@ -81,12 +82,12 @@ def _train(special: str, codec: str, scaled: bool) -> Edge:
             inputs, labels = batch(rank, step)
             optimizer.zero_grad()
             scaler.scale(nn.functional.cross_entropy(ddp(inputs), labels)).backward()
-            result.averaged.append(jobs.gradients(model)[NAME])
+            result.averaged.append(gradients(model)[NAME])
             result.skipped.append(state.last_step()["skipped"])
             if scaled or not result.skipped[-1]:
                 scaler.step(optimizer)
             scaler.update()
-            result.owed.append(jobs.owed(state))
+            result.owed.append(owed(state))
             if scaled:
                 result.scales.append(scaler.get_scale())
     result.warnings = [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
@@ -117,8 +118,8 @@ def test_every_rank_skips_what_cannot_be_encoded_and_goes_on(
             is_nan = np.isnan(rank.averaged[step])
             assert is_nan.all() if rank.skipped[step] else not is_nan.any()
             np.testing.assert_array_equal(rank.averaged[step], ranks[0].averaged[step])
-            for owed in (*rank.owed[step]["push"].values(), *rank.owed[step]["pull"].values()):
-                assert np.isfinite(owed).all()
+            for kept in (*rank.owed[step]["push"].values(), *rank.owed[step]["pull"].values()):
+                assert np.isfinite(kept).all()
         if refused:
             (warning,) = rank.warnings
             assert f"step {SPOILT}: the gradient of rank 1" in warning

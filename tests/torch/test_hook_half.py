@@ -8,7 +8,9 @@ import torch
 
 import jobs
 import jobs_half
+import scaled_jobs
 from cluster import Cluster
+from owed import total_owed
 from training import Options, Trained, load
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -93,13 +95,13 @@ def test_an_average_beyond_float16_skips_the_step(cluster: Cluster) -> None:
         assert rank.skipped
         assert len(rank.warnings) == 1
         assert "is not finite" in rank.warnings[0]
-    owed = jobs.total_owed([rank.owed for rank in ranks])
+    owed = total_owed([rank.owed for rank in ranks])
     np.testing.assert_allclose(owed["weight"], 60000.0, rtol=1e-6)
 
 
 def test_a_gradient_scaler_works_on_float16(cluster: Cluster) -> None:
     """A float16 model; the optimizer works on float32 copies of its weights."""
-    first, second = cluster.run(WORLD, jobs_half.scale_float16, {"codec": "3lc:s=1.0"})
+    first, second = cluster.run(WORLD, scaled_jobs.scale_float16, {"codec": "3lc:s=1.0"})
     assert first.digests == second.digests
     assert first.skipped == second.skipped
     assert any(first.skipped), "the first scale is beyond float16"

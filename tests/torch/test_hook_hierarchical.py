@@ -24,6 +24,7 @@ from gradwire.torch.errors import OneMachineWarning
 from gradwire.torch.network.transport import Kind
 from gradwire.torch.network.wire import Wire
 from gradwire.torch.options import grouped
+from owed import owed_in, total_owed
 from training import Options, Trained, batch, load, make_model, save, train
 
 
@@ -217,7 +218,7 @@ def test_reshard_keeps_what_is_owed(
 
 def owed_by(states: list[dict[str, Any]], ranks_per_machine: int) -> dict[str, np.ndarray]:
     speakers = states[::ranks_per_machine]
-    return jobs.total_owed([jobs.owed_in(state) for state in speakers])
+    return total_owed([owed_in(state) for state in speakers])
 
 
 def test_machines_are_found(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from cluster import Cluster
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.options import grouped
-from jobs import Owed, gradients, owed, total_owed
+from owed import Owed, gradients, owed, total_owed
 from training import batch, make_model
 
 CUT_ONCE: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 0.05}

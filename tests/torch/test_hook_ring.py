@@ -9,9 +9,13 @@ import pytest
 
 import gradwire.torch
 import jobs
+import runs
 from cluster import Cluster
 from gradwire._core import scale_growth
+from gradwire.torch.errors import GrowingScalesWarning
+from runs import Case
 from training import Options, Trained
+from ways import Way
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 CODECS = ("raw", "3lc:s=1.0", "onebit")
@@ -85,10 +89,11 @@ def test_an_unknown_exchange_is_refused() -> None:
     ],
 )
 def test_growing_scales_are_warned_of_once(
-    cluster: Cluster, world_size: int, codec: str, exchange: str, said: str | None
+    world_size: int, codec: str, exchange: str, said: str | None
 ) -> None:
-    options = Options(steps=4, state={"codec": codec, "exchange": exchange})
-    for warned in cluster.run(world_size, jobs.train_and_note_growing_scales, options):
+    way = Way("hook", {"codec": codec, "exchange": exchange})
+    for run in runs.run_one(world_size, Case(way, steps=4)):
+        warned = run.said(GrowingScalesWarning)
         assert len(warned) == (said is not None)
         assert said is None or re.search(said, warned[0])
 

@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 import gradwire.torch
-import jobs
-from cluster import Cluster, Failed
+import runs
+from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.errors import UnmatchedPatternWarning
 from gradwire.torch.options import grouped
+from runs import Case, said_by, threads
 from selection import long
 from torchrun import run_program
+from training import digest, loss_of, make_model, make_optimizer, save
+from ways import Way, build
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,21 +39,52 @@ def test_each_exchange_has_its_default_codec() -> None:
     assert given.stats().codec == "3lc:s=1.75"
 
 
-def test_a_part_of_the_world_and_two_models(cluster: Cluster) -> None:
-    digests = cluster.run(4, jobs.train_in_part, [1, 3])
+def test_a_part_of_the_world_and_two_models() -> None:
+    def train(rank: int) -> list[str] | None:
+        group = dist.new_group([1, 3])
+        if rank in (0, 2):
+            return None
+        models = [make_model(), make_model()]
+        ddps = [DistributedDataParallel(m, process_group=group, bucket_cap_mb=0.05) for m in models]
+        for ddp, codec in zip(ddps, ("3lc:s=1.75", "bf16"), strict=True):
+            ddp.register_comm_hook(GradwireState(codec, process_group=group), gradwire_hook)
+        optimizers = [make_optimizer(model) for model in models]
+        for step in range(5):
+            for ddp, optimizer in zip(ddps, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                optimizer.step()
+        assert digest(models[0]) != digest(models[1])
+        return [digest(model) for model in models]
+
+    digests = threads(4, train)
     assert digests[0] is digests[2] is None
     assert digests[1] == digests[3] is not None
 
 
-def test_a_closed_state_keeps_what_it_knows(cluster: Cluster) -> None:
-    for same_stats, same_residuals, message in cluster.run(2, jobs.close_and_go_on):
-        assert same_stats
-        assert same_residuals
+def test_a_closed_state_keeps_what_it_knows() -> None:
+    """But it takes no step."""
+
+    def train(rank: int) -> str:
+        training = build("hook", make_model(), start_iter=0)
+        state = training.source
+        training.step(loss_of)
+        stats, residuals = state.stats(), save(state.state_dict())
+        state.close()
+        assert state.stats() == stats
+        assert save(state.state_dict()) == residuals
+        return said_by(lambda: training.step(loss_of))
+
+    for message in threads(2, train):
         assert "it was closed" in message
 
 
-def test_a_pattern_that_matches_nothing_is_named_once(cluster: Cluster) -> None:
-    for said in cluster.run(2, jobs.warned_of_patterns):
+def test_a_pattern_that_matches_nothing_is_named_once() -> None:
+    """Some match a tensor of one bucket only."""
+    rules = [("last.*", "raw"), ("lost.*", "raw")]
+    options = {"codec": "3lc", "rules": rules, "exclude": ["first.bias", "bias"]}
+    for run in runs.run_one(2, Case(Way("hook", options))):
+        said = run.said(UnmatchedPatternWarning)
         assert len(said) == 2
         assert "matches 'bias'" in said[0]
         assert "matches 'lost.*'" in said[1]
@@ -60,18 +98,36 @@ def test_a_pattern_that_matches_nothing_is_named_once(cluster: Cluster) -> None:
         ("shared state", "registered in 2 DistributedDataParallel modules"),
     ],
 )
-def test_wrong_uses_are_refused(fragile_cluster: Cluster, what: str, message: str) -> None:
-    fragile_cluster.start(1, jobs.misuse, what)
-    answer = fragile_cluster.collect([0])[0]
-    assert isinstance(answer, Failed)
-    assert message in answer.trace
+def test_wrong_uses_are_refused(what: str, message: str) -> None:
+    def misuse(rank: int) -> None:
+        model: nn.Module = nn.Linear(4, 4)
+        inputs = torch.ones(2, 4)
+        if what == "sparse":
+            model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
+            inputs = torch.tensor([[1, 2], [3, 4]])
+        if what == "float64":
+            model, inputs = model.double(), inputs.double()
+        ddp, state = DistributedDataParallel(model), GradwireState()
+        ddp.register_comm_hook(state, gradwire_hook)
+        if what == "shared state":
+            DistributedDataParallel(nn.Linear(4, 4)).register_comm_hook(state, gradwire_hook)
+        ddp(inputs).sum().backward()
+
+    assert message in threads(1, lambda rank: said_by(lambda: misuse(rank)))[0]
 
 
-def test_a_state_for_other_ranks_than_the_models_is_refused(fragile_cluster: Cluster) -> None:
-    fragile_cluster.start(3, jobs.misuse_groups)
-    said = fragile_cluster.collect(range(3), seconds=60)
+def test_a_state_for_other_ranks_than_the_models_is_refused() -> None:
+    """The model averages over ranks 0 and 2, and the state over all."""
+
+    def misuse(rank: int) -> None:
+        group = dist.new_group([0, 2])
+        if rank != 1:
+            ddp = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+            ddp.register_comm_hook(GradwireState(), gradwire_hook)
+            ddp(torch.ones(2, 4)).sum().backward()
+
+    said = threads(3, lambda rank: said_by(lambda: misuse(rank)))
     for rank in (0, 2):
-        assert not isinstance(said[rank], Failed), said[rank].trace
         assert "averages over the ranks [0, 2], the GradwireState over [0, 1, 2]" in said[rank]
 
 

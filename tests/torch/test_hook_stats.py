@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
+import torch
+from torch.optim import SGD
 
 import jobs
+import runs
 from cluster import Cluster
 from gradwire.torch import Compression, GradwireState
+from gradwire.torch.errors import OutgrownResidualWarning
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.transport import OVERHEAD_BYTES
 from jobs import Counted
+from runs import Case, Run
 from training import Options
+from ways import Training, Way
 
 WORLD = 3
 STEPS = 20  # the error norm is measured in the 16th compressed step
@@ -151,30 +158,44 @@ def test_the_report_can_be_read(ranks: list[list[Counted]]) -> None:
     assert "compression does not pay" in raw.trained.report, "raw with its headers never does"
 
 
-def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> None:
-    (said, stats), (other_said, other) = cluster.run(2, jobs.train_with_too_much_owed, 1e4)
-    assert len(said) == 1
-    assert "residual of second.weight is" in said[0]
-    assert "times as large as its input in step 16 (limit 100)" in said[0]
-    (found,) = stats["outgrown_residuals"]
-    assert (found["name"], found["step"]) == ("second.weight", 16), "DDP made new buckets in step 1"
+def train_with_too_much_owed(factor: float, residual: str = "f32") -> list[Run]:
+    """40 steps that change nothing, and begin with a residual of `second.weight`."""
+
+    def owe(training: Training) -> None:
+        owed = torch.full((training.model.get_parameter("second.weight").numel(),), factor)
+        piece = {"kind": "push", "name": "second.weight", "offset": 0, "values": owed}
+        state = training.source.state_dict()
+        mine = [piece] if training.rank == 0 else []
+        training.source.load_state_dict(state | {"residuals": mine, "ranks_per_machine": 1})
+
+    way = Way("hook", {"codec": f"topk:ratio=0.001,residual={residual}", "start_iter": 0})
+    return runs.run_one(2, Case(way, partial(SGD, lr=0.0), 40, begin=owe))
+
+
+def test_a_residual_that_outgrew_its_input_is_named_once() -> None:
+    first, other = train_with_too_much_owed(1e4)
+    (said,) = first.said(OutgrownResidualWarning)
+    assert "residual of second.weight is" in said
+    assert "times as large as its input in step 15 (limit 100)" in said
+    (found,) = first.stats["outgrown_residuals"]
+    assert (found["name"], found["step"]) == ("second.weight", 15)
     assert found["factor"] > 1000
-    assert said[0] in stats["remarks"]
-    assert other_said == []
-    assert other["outgrown_residuals"] == ()
+    assert said in first.stats["remarks"]
+    assert other.said(OutgrownResidualWarning) == []
+    assert other.stats["outgrown_residuals"] == ()
 
 
-def test_a_residual_that_is_too_large_for_bf16_is_named(cluster: Cluster) -> None:
-    (said, stats), _ = cluster.run(2, jobs.train_with_too_much_owed, 0.3, "bf16")
-    assert len(said) == 1
-    assert "in step 16 (limit 32): rounding it to bfloat16 loses part of the input" in said[0]
-    (found,) = stats["outgrown_residuals"]
+def test_a_residual_that_is_too_large_for_bf16_is_named() -> None:
+    run, _ = train_with_too_much_owed(0.3, "bf16")
+    (said,) = run.said(OutgrownResidualWarning)
+    assert "in step 15 (limit 32): rounding it to bfloat16 loses part of the input" in said
+    (found,) = run.stats["outgrown_residuals"]
     assert 32 < found["factor"] < 100
-    (said, _), _ = cluster.run(2, jobs.train_with_too_much_owed, 0.3, "f32")
-    assert said == []
+    run, _ = train_with_too_much_owed(0.3, "f32")
+    assert run.said(OutgrownResidualWarning) == []
 
 
-def test_a_residual_within_the_limit_is_not_named(cluster: Cluster) -> None:
-    for said, stats in cluster.run(2, jobs.train_with_too_much_owed, 1e-3):
-        assert said == []
-        assert stats["outgrown_residuals"] == ()
+def test_a_residual_within_the_limit_is_not_named() -> None:
+    for run in train_with_too_much_owed(1e-3):
+        assert run.said(OutgrownResidualWarning) == []
+        assert run.stats["outgrown_residuals"] == ()

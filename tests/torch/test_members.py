@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.optim import SGD
 
 from cluster import free_port
 from gradwire.torch import LocalSteps
@@ -41,7 +43,7 @@ from member_jobs import (
     save_or_resume,
     train_unevenly,
 )
-from optimizer_jobs import LOCAL
+from runs import adamw, sgd
 from selection import long
 from training import make_model
 
@@ -130,23 +132,30 @@ def test_a_loss_in_synchronize_mixes_nothing(fleet: Fleet) -> None:
     check_equal(ended, ended[0].members, lost=1)
 
 
+STREAMING = {
+    "codec": "raw",
+    "every": 4,
+    "fragments": 2,
+    "delay": 1,
+    "mix": 0.5,
+    "outer": partial(SGD, lr=0.7, momentum=0.9, nesterov=True),
+}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("local", "wrapper", "options"),
+    "plan",
     [
-        ("adamw", "local", {"codec": "3lc:s=1", "every": 2, "clip_norm": 1.0}),
-        ("adamw", "local", {"codec": "3lc:s=1", "every": 4, "delay": 2}),
-        ("sgd", "diloco", {"codec": "raw", "every": 4, "fragments": 2, "delay": 1, "mix": 0.5}),
-        ("sgd", "local", {"exchange": "terngrad", "every": 2}),
-        ("sgd", "local", {"exchange": "ring", "codec": "3lc:s=1", "every": 1}),
-        ("sgd", "local", {"exchange": "broadcast", "codec": "topk:ratio=0.1", "every": 2}),
+        Plan((2, 3), adamw, {"codec": "3lc:s=1", "every": 2, "clip_norm": 1.0}),
+        Plan((2, 3), adamw, {"codec": "3lc:s=1", "every": 4, "delay": 2}),
+        Plan((2, 3), sgd, STREAMING),
+        Plan((2, 3), sgd, {"exchange": "terngrad", "every": 2}),
+        Plan((2, 3), sgd, {"exchange": "ring", "codec": "3lc:s=1", "every": 1}),
+        Plan((2, 3), sgd, {"exchange": "broadcast", "codec": "topk:ratio=0.1", "every": 2}),
     ],
     ids=["adamw", "delay", "streaming", "terngrad", "ring", "broadcast"],
 )
-def test_all_ways_to_exchange_go_on(
-    fleet: Fleet, local: str, wrapper: str, options: dict[str, Any]
-) -> None:
-    plan = Plan((2, 3), local, wrapper, options)
+def test_all_ways_to_exchange_go_on(fleet: Fleet, plan: Plan) -> None:
     for each in range(3):
         fleet.start(each, replace(plan, at=3, deed="kill in push") if each == 1 else plan)
     fleet.wait_killed(1)
@@ -342,7 +351,7 @@ def test_an_error_of_a_call_of_the_store_is_raised_as_itself() -> None:
 def test_a_checkpoint_goes_on_where_as_many_ranks_begin_again(tmp_path: Path) -> None:
     """The state is saved between two exchanges; the last 4 steps are taken again, with a new
     store."""
-    plan = Plan((0, 0), "adamw", options={"every": 2}, ranks=2, folder=str(tmp_path))
+    plan = Plan((0, 0), adamw, {"every": 2}, ranks=2, folder=str(tmp_path))
     digests = []
     for steps in (9, 4):
         fleet = Fleet()
@@ -394,7 +403,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
     def refuse(said: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=re.escape(said)):
-            LocalSteps(LOCAL["sgd"](model.parameters()), model, **grouped(options))
+            LocalSteps(sgd(model.parameters()), model, **grouped(options))
 
     elastic: dict[str, Any] = {"on_lost": "continue", "store": HashStore(), "ranks": 2}
     refuse("on_lost is 'go on'; valid are 'stop' and 'continue'", on_lost="go on")
@@ -407,6 +416,4 @@ def test_what_cannot_be_done_is_refused() -> None:
     refuse("the same number of ranks on every machine", **elastic, exchange="hierarchical")
     refuse("does not go with auto:bits=1: a newcomer", **elastic, codec="auto:bits=1")
     with pytest.raises(TypeError, match="store is a str; a store of torch"):
-        LocalSteps(
-            LOCAL["sgd"](model.parameters()), model, **grouped({**elastic, "store": "host:29500"})
-        )
+        LocalSteps(sgd(model.parameters()), model, **grouped({**elastic, "store": "host:29500"}))

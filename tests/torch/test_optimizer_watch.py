@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import gc
 import warnings
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-import jobs
-from cluster import Cluster
+import runs
 from gradwire._core import is_coarse
 from gradwire.torch.errors import CoarseGradientsWarning
 from gradwire.torch.wrapping_optimizer import OptimizerWatch
+from runs import Case
+from training import make_model
+from ways import Way
 
 ADAPTIVE = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad"]
 LINEAR = ["SGD", "ASGD"]
@@ -151,9 +156,24 @@ def test_a_codec_that_sends_closely_needs_no_watch() -> None:
     [("AdamW", "3lc:s=1", 1), ("AdamW", "int8", 0), ("SGD", "3lc:s=1", 0)],
 )
 def test_it_is_said_once_and_stats_repeat_it(
-    cluster: Cluster, place: str, optimizer: str, codec: str, count: int
+    place: str, optimizer: str, codec: str, count: int
 ) -> None:
-    ranks = cluster.run(2, jobs.train_with, place, optimizer, codec)
-    assert [len(said) for said, _ in ranks] == [count, 0], "rank 0 alone warns"
-    for _, remarks in ranks:
-        assert [remark for remark in remarks if "learns several" in remark] == ranks[0][0]
+    options: dict[str, Any] = {"codec": codec}
+    if place != "sharded":
+        options["start_iter"] = 1
+    if place == "frozen":  # most parameters, with int8
+        options["rules"] = [("first*", "int8"), ("second*", "int8")]
+
+    def make() -> nn.Module:
+        model = make_model()
+        for layer in (model.first, model.second) if place == "frozen" else ():
+            layer.requires_grad_(False)
+        return model
+
+    way = Way("sharded" if place == "sharded" else "hook", options)
+    inner = partial(getattr(torch.optim, optimizer), lr=1e-3)
+    ranks = runs.run_one(2, Case(way, inner, 3, model=make))
+    said = [run.said(CoarseGradientsWarning) for run in ranks]
+    assert [len(each) for each in said] == [count, 0], "rank 0 alone warns"
+    for run in ranks:
+        assert [each for each in run.stats["remarks"] if "learns several" in each] == said[0]

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import AdamW
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -163,7 +164,7 @@ def _train(name: str, program: Settings) -> dict[str, torch.Tensor]:
         model.register_buffer("seen", torch.zeros(3))
         options |= {"buffers_from": 0, "buffers_every": 1}
     if way.replicas > 1:
-        way = replace(way, param_dtype=torch.bfloat16)
+        way = replace(way, policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     inner = _adamw if way.adam and way.kind == "local" else None
     training = build(way, model, inner, program, **options)
     source, saves = training.source, way.kind != "server" and not way.is_elastic

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-import jobs
-import optimizer_jobs
+import runs
 from cluster import Cluster, Died, Failed
-from optimizer_jobs import INFINITE_NAME, Run, Wrapped
-from training import load
+from gradwire.torch import ShardedOptimizer
+from gradwire.torch.errors import NonFiniteStepWarning
+from owed import total_owed
+from runs import INFINITE_NAME, Case, Run, adam, adamw, said_by, sgd, threads
+from training import batch, make_model
+from ways import Way
 
-RAW = {"codec": "raw"}
+USUAL = Case(Way("sharded"))
+RAW = Case(Way("sharded", {"codec": "raw"}))
 CODECS = ("raw", "bf16", "3lc:s=1.75", "onebit", "qsgd")
-RUNS = {
-    **{codec: Wrapped(options={"codec": codec}) for codec in CODECS},
-    "adam": Wrapped(local="adam", options={"codec": "3lc:s=1.5"}),
-    "groups": Wrapped(options=RAW, two_groups=True, scheduled=True),
-    "adamw raw": Wrapped(local="adamw", options=RAW),
-    "plain": Wrapped(None),
-    "plain groups": Wrapped(None, two_groups=True, scheduled=True),
-    "plain adamw": Wrapped(None, "adamw"),
+GROUPS = replace(RAW, inner=runs.sgd_of_two_groups, scheduled=True)
+CASES = {
+    **{codec: Case(Way("sharded", {"codec": codec})) for codec in CODECS},
+    "adam": Case(Way("sharded", {"codec": "3lc:s=1.5"}), adam),
+    "groups": GROUPS,
+    "adamw raw": replace(RAW, inner=adamw),
+    "plain": Case(Way("plain")),
+    "plain groups": replace(GROUPS, way=Way("plain")),
+    "plain adamw": Case(Way("plain"), adamw),
 }
 
 
 @pytest.fixture(scope="module", params=(1, 2, 4))
-def ranks(request: pytest.FixtureRequest, cluster: Cluster) -> list[dict[str, Run]]:
-    trained = cluster.run(request.param, optimizer_jobs.run_each, list(RUNS.values()))
-    return [dict(zip(RUNS, rank, strict=True)) for rank in trained]
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Run]]:
+    return runs.run_each(request.param, CASES)
 
 
 def test_replicas_are_equal_after_every_step(ranks: list[dict[str, Run]]) -> None:
-    for name in RUNS:
+    for name in CASES:
         digests = ranks[0][name].digests
         assert all(rank[name].digests == digests for rank in ranks)
         assert len(set(digests)) == len(digests), "every step must change something"
@@ -47,30 +58,38 @@ def test_raw_steps_are_those_of_the_local_optimizer(
     ranks: list[dict[str, Run]], sharded: str, plain: str
 ) -> None:
     """The groups' options and a scheduler's learning rates take effect."""
-    for name, values in ranks[0][sharded].parameters.items():
-        expected = ranks[0][plain].parameters[name]
-        np.testing.assert_allclose(values, expected, rtol=1e-3, atol=2e-5, err_msg=name)
+    expected = ranks[0][plain].training.values()
+    for name, values in ranks[0][sharded].training.values().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def exact(run: Run) -> list[tuple[str, int, np.ndarray]]:
+    pieces = run.state["optimizer"]["shard"]["pieces"]
+    return [(piece["name"], piece["offset"], piece["values"].numpy()) for piece in pieces]
 
 
 def test_what_the_replicas_lack_is_owed(ranks: list[dict[str, Run]]) -> None:
     """The owner's exact values are the sum of the replica's values and the pull residual."""
     for rank in ranks:
         run = rank["3lc:s=1.75"]
-        for name, offset, values in run.exact:
+        parameters = run.training.values()
+        for name, offset, values in exact(run):
             part = slice(offset, offset + values.size)
-            replica = run.parameters[name].reshape(-1)[part].astype(float)
-            owed = run.owed[-1]["pull"].get(name, np.zeros(0))
+            replica = parameters[name].reshape(-1)[part].double().numpy()
+            owed = run.owed(6)["pull"].get(name, np.zeros(0))
             lacking = owed[part] if owed.size else 0.0
             np.testing.assert_allclose(values, replica + lacking, rtol=1e-5, atol=1e-6)
-            assert len(ranks) == 1 or owed.any() == (run.parameters[name].ndim > 1)
+            assert len(ranks) == 1 or owed.any() == (parameters[name].dim() > 1)
+
+
+NUMEL = sum(values.numel() for values in make_model().parameters())
 
 
 def test_bytes_are_those_of_the_formula(ranks: list[dict[str, Run]]) -> None:
     """Each rank sends (N - 1) / N * n * b / 8 bytes each way, plus headers."""
-    numel = sum(values.size for values in ranks[0]["raw"].parameters.values())
     for way in ("push_bytes", "pull_bytes"):
         sent = sum(rank["raw"].stats[way] for rank in ranks)
-        expected = RUNS["raw"].steps * (len(ranks) - 1) * numel * 4
+        expected = RAW.steps * (len(ranks) - 1) * NUMEL * 4
         assert expected <= sent <= 1.02 * expected
 
 
@@ -85,61 +104,66 @@ def test_bytes_are_counted(ranks: list[dict[str, Run]]) -> None:
 
 
 def test_every_element_is_owned_once(ranks: list[dict[str, Run]]) -> None:
-    numel = sum(values.size for values in ranks[0]["raw"].parameters.values())
-    assert sum(v.size for rank in ranks for _, _, v in rank["raw"].exact) == numel
-    assert sum(rank["adam"].state_bytes for rank in ranks) == 2 * 4 * numel
+    assert sum(v.size for rank in ranks for _, _, v in exact(rank["raw"])) == NUMEL
+    assert sum(rank["adam"].training.source.state_bytes() for rank in ranks) == 2 * 4 * NUMEL
 
 
-def test_memory_of_states_falls_with_the_ranks(cluster: Cluster) -> None:
+def test_memory_of_states_falls_with_the_ranks() -> None:
     """Adam's two moments of 8 layers of 64 x 64: 8 bytes a value."""
+
+    def state_bytes(rank: int) -> int:
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+        optimizer = ShardedOptimizer(torch.optim.Adam(model.parameters()), model)
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        return optimizer.state_bytes()
+
     whole = 8 * 8 * (64 * 64 + 64)
     for world_size in (1, 2, 4):
-        held = cluster.run(world_size, optimizer_jobs.state_bytes_of, 8, 64)
+        held = threads(world_size, state_bytes)
         assert sum(held) == whole
         assert max(held) <= 1.02 * whole / world_size
 
 
 @pytest.mark.parametrize("codec", ["3lc:s=1.75", "raw", "bf16"])
-def test_a_step_that_is_not_finite_changes_nothing(cluster: Cluster, codec: str) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(codec: str) -> None:
     infinite = 3
-    options = Wrapped(local="adam", options={"codec": codec}, infinite_step=infinite)
-    ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
+    way = Way("sharded", {"codec": codec})
+    deeds = {infinite: runs.make_infinite}
+    case = Case(way, adam, with_gradients=deeds, notes=(infinite, infinite + 1))
+    ranks = runs.run_one(3, case)
     for rank in ranks:
         assert rank.digests == ranks[0].digests
         steps = zip(rank.digests, rank.digests[1:], strict=False)
         assert [a != b for a, b in steps] == [step != infinite for step in range(1, 6)]
         assert rank.stats["skipped_steps"] == 1
-        assert len(rank.warnings) == 1
-        assert f"step {infinite}: " in rank.warnings[0]
+        (said,) = rank.said(NonFiniteStepWarning)
+        assert f"step {infinite}: " in said
         if rank is ranks[-1] or codec.startswith("3lc"):
-            assert (
-                f"gradient of rank 2 is not finite at element 3 of {INFINITE_NAME}"
-                in (rank.warnings[0])
-            )
-        shard = load(rank.saved)["optimizer"]["shard"]["optimizer"]
-        assert {int(state["step"]) for state in shard["state"].values()} == {options.steps - 1}
-    before = jobs.total_owed([rank.owed[infinite - 1] for rank in ranks])
-    after = jobs.total_owed([rank.owed[infinite] for rank in ranks])
+            assert f"gradient of rank 2 is not finite at element 3 of {INFINITE_NAME}" in said
+        shard = rank.state["optimizer"]["shard"]["optimizer"]
+        assert {int(state["step"]) for state in shard["state"].values()} == {case.steps - 1}
+    before, after = (
+        total_owed([rank.owed(steps) for rank in ranks]) for steps in (infinite, infinite + 1)
+    )
     assert before.keys() == after.keys()
     for name, values in after.items():
         assert np.isfinite(values).all()
         assert values.any(), name
 
 
-def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
-    def options(steps: int) -> Wrapped:
-        return Wrapped(local="adamw", options={"codec": "3lc"}, steps=steps, scheduled=True)
-
-    ranks = cluster.run(3, optimizer_jobs.run_each, [options(7), options(4)])
-    saved = [rank[1].saved for rank in ranks]
-    rest = Wrapped("sharded", "adamw", {"codec": "3lc"}, 3, start=4, scheduled=True, saved=saved)
-    for (continued,) in cluster.run(3, optimizer_jobs.run_each, [rest]):
-        assert continued.digests == ranks[0][0].digests[4:]
+def test_a_restart_equals_the_uninterrupted_run() -> None:
+    way = Way("sharded", {"codec": "3lc"})
+    case = Case(way, adamw, steps=7, scheduled=True, notes=(4,))
+    ranks = runs.run_one(3, case)
+    for continued in runs.run_one(3, runs.restarted(case, ranks, 4)):
+        assert continued.digests == ranks[0].digests[4:]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
-    fragile_cluster.start(3, optimizer_jobs.run_and_die, Wrapped(steps=1000), victim, 4)
+    case = replace(USUAL, steps=1000, after={4: partial(runs.kill, victim)})
+    fragile_cluster.start(3, runs.run, case)
     for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
         if rank == victim:
             assert isinstance(answer, Died)
@@ -151,46 +175,96 @@ def test_a_killed_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Wrapped(options={"codec": "3lc:s=1.5"}), "push 3lc:s=1.5"),
-        (Wrapped(local="adam"), "'sharded Adam'"),
-        (Wrapped(two_groups=True), "'lr of group 0 of SGD: 0.02'"),
+        (replace(USUAL, way=Way("sharded", {"codec": "3lc:s=1.5"})), "push 3lc:s=1.5"),
+        (replace(USUAL, inner=adam), "'sharded Adam'"),
+        (replace(USUAL, inner=runs.sgd_of_two_groups), "'lr of group 0 of SGD: 0.02'"),
     ],
     ids=["codec", "optimizer", "groups"],
 )
-def test_ranks_that_differ_are_named(fragile_cluster: Cluster, other: Wrapped, said: str) -> None:
-    fragile_cluster.start(3, optimizer_jobs.run_unlike, [Wrapped(), other, Wrapped()])
-    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
+def test_ranks_that_differ_are_named(other: Case, said: str) -> None:
+    cases = [USUAL, other, USUAL]
+    answers = threads(3, lambda rank: said_by(lambda: runs.run(cases[rank])))
+    for rank, answer in enumerate(answers):
         pair = "ranks 1 and 0" if rank == 1 else f"ranks {rank} and 1"
-        assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
-        assert said in answer.message
+        assert answer.startswith(f"PeerMismatchError: {pair} can't exchange")
+        assert said in answer
 
 
-def test_an_optimizer_that_explodes_stops_all_ranks(fragile_cluster: Cluster) -> None:
-    fragile_cluster.start(2, optimizer_jobs.explode)
-    for answer in fragile_cluster.collect(range(2), seconds=60).values():
-        assert isinstance(answer, Failed)
-        assert re.search("SGD made .* NaN or infinite", answer.message), answer.trace
+def test_an_optimizer_that_explodes_stops_all_ranks() -> None:
+    def explode(rank: int) -> None:
+        """An optimizer turns finite gradients into infinity, on the rank that owns a parameter."""
+        model = make_model()
+        optimizer = ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=1e38), model)
+        for step in range(3):
+            (100 * model(batch(rank, step)[0])).square().sum().backward()
+            optimizer.step()
+
+    for answer in threads(2, lambda rank: said_by(lambda: explode(rank))):
+        assert re.search("SGD made .* NaN or infinite", answer), answer
 
 
-def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
-    (said,) = cluster.run(1, optimizer_jobs.refusals_of_sharded)
-    expected = {
-        "order": "TypeError: the first argument is the optimizer, and the second is the model",
-        "lbfgs": "ValueError: LBFGS computes several gradients in a step",
-        "stepped": "ValueError: the Adam has taken steps already",
-        "frozen": "ValueError: last.bias requires no gradient",
-        "foreign": "ValueError: parameter 0 of group 0 is not among the named parameters of the",
-        "double": "TypeError: dense float32 parameters are exchanged; first.weight is",
-        "ddp": "ValueError: the model is in DistributedDataParallel",
-        "group": "RuntimeError: ShardedOptimizer takes no further parameters",
-        "scaler": "RuntimeError: ShardedOptimizer takes no GradScaler",
-        "sparse": "TypeError: the gradient of last.weight is sparse (torch.sparse_coo)",
-        "rank": "ValueError: the state is that of rank 5 of 1",
-        "codec": "ValueError: the state is that of a training with codec 'raw', this one has '3lc'",
-        "format": "ValueError: not a gradwire state of format 1",
-        "class": "ValueError: the state is that of the optimizer Adam, this one wraps SGD",
-        "closed": "CommunicationError: it was closed",
-    }
-    assert said.keys() == expected.keys()
-    for what, text in expected.items():
-        assert text in said[what], what
+def test_what_cannot_be_done_is_refused() -> None:
+    threads(1, lambda rank: refuse())
+
+
+def refuse() -> None:
+    def wrap(make: Callable[[nn.Module], torch.optim.Optimizer]) -> ShardedOptimizer:
+        model = make_model()
+        return ShardedOptimizer(make(model), model)
+
+    def stepped(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = adam(model.parameters())
+        model(batch(0, 0)[0]).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    def frozen(model: nn.Module) -> torch.optim.Optimizer:
+        model.get_parameter("last.bias").requires_grad_(False)
+        return sgd(model.parameters())
+
+    def check(text: str, call: Callable[[], Any]) -> None:
+        assert text in said_by(call)
+
+    model, other = make_model(), make_model()
+    swapped: Any = model, sgd(model.parameters())
+    in_ddp = DistributedDataParallel(model)
+    order = "TypeError: the first argument is the optimizer, and the second is the model"
+    check(order, lambda: ShardedOptimizer(*swapped))
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    said = "ValueError: LBFGS computes several gradients in a step"
+    check(said, lambda: ShardedOptimizer(lbfgs, model))
+    check("ValueError: the Adam has taken steps already", lambda: wrap(stepped))
+    check("ValueError: last.bias requires no gradient", lambda: wrap(frozen))
+    said = "ValueError: parameter 0 of group 0 is not among the named parameters of the"
+    check(said, lambda: ShardedOptimizer(sgd(other.parameters()), model))
+    said = "ValueError: the model is in DistributedDataParallel"
+    check(said, lambda: ShardedOptimizer(sgd(model.parameters()), in_ddp))
+    said = "TypeError: dense float32 parameters are exchanged; first.weight is"
+    check(said, lambda: wrap(lambda m: sgd(m.double().parameters())))
+    model = make_model()
+    optimizer = ShardedOptimizer(adam(model.parameters()), model, "3lc")
+    group: dict[str, Any] = {"params": [nn.Parameter(torch.ones(2))]}
+    said = "RuntimeError: ShardedOptimizer takes no further parameters"
+    check(said, lambda: optimizer.add_param_group(group))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(batch(0, 0)[0]).sum()).backward()
+    said = "RuntimeError: ShardedOptimizer takes no GradScaler"
+    check(said, lambda: scaler.step(optimizer))
+    model.last.weight.grad = torch.ones_like(model.last.weight).to_sparse()
+    said = "TypeError: the gradient of last.weight is sparse (torch.sparse_coo)"
+    check(said, optimizer.step)
+    model.zero_grad()
+    state = optimizer.state_dict()
+    sharing_sgd = ShardedOptimizer(sgd(other.parameters()), other, "3lc")
+    for loads, given, text in (
+        (optimizer, state | {"rank": 5}, "the state is that of rank 5 of 1"),
+        (
+            *(optimizer, state | {"codec": "raw"}),
+            "the state is that of a training with codec 'raw', this one has '3lc'",
+        ),
+        (optimizer, {"some": "thing"}, "not a gradwire state of format 1"),
+        (sharing_sgd, state, "the state is that of the optimizer Adam, this one wraps SGD"),
+    ):
+        check(f"ValueError: {text}", partial(loads.load_state_dict, given))
+    optimizer.close()
+    check("CommunicationError: it was closed", optimizer.step)

@@ -9,31 +9,48 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
-import streaming_jobs
+import runs
+from averages_by_hand import nesterov, train_by_hand
 from cluster import Cluster
+from gradwire.torch import outer_nesterov
 from gradwire.torch.optimizers.fragment import deal_layers
-from streaming_jobs import Course, Streamed
-from training import load, make_model
+from learning import learn
+from runs import Case, Run, adam, adamw, sgd
+from training import loss_of, make_model
+from ways import Inner, Way, build
 
 NAMED = list(make_model().named_parameters())
 THREE: dict[str, Any] = {"every": 6, "fragments": 3}
-CODED = THREE | {"codec": "3lc:s=1"}
-RUNS = {
-    "at once": Streamed(CODED | {"delay": 0, "mix": 0.0}),
-    "late": Streamed(CODED | {"delay": 3, "mix": 0.0}, outer="slow"),
-    "mixed": Streamed(CODED | {"delay": 3, "mix": 0.5}, outer="slow"),
-    "back to back": Streamed(CODED | {"delay": 6, "mix": 0.0}),
-    "adam": Streamed(CODED | {"delay": 6, "mix": 0.0}, "adamw"),
-    "adam, late": Streamed(CODED | {"delay": 2, "mix": 0.0, "clip_norm": 0.5}, "adamw"),
-    "adam, mixed": Streamed(CODED | {"delay": 2, "mix": 0.5, "clip_norm": 0.5}, "adamw"),
+
+
+def streamed(delay: int, mix: float, inner: Inner = sgd, **options: Any) -> Case:
+    options = {**THREE, "codec": "3lc:s=1", "delay": delay, "mix": mix, **options}
+    return Case(Way("local", options), inner, steps=12, model=make_model)
+
+
+def count_layouts(training: Any) -> None:
+    """Those that the ranks compared and kept."""
+    training.layouts = len(training.source._peers.session.runner._buckets)
+
+
+SLOW = {"outer": outer_nesterov(0.1)}
+CASES = {
+    "at once": streamed(0, 0.0),
+    "late": replace(streamed(3, 0.0, **SLOW), after={12: count_layouts}),
+    "mixed": streamed(3, 0.5, **SLOW),
+    "back to back": streamed(6, 0.0),
+    "adam": streamed(6, 0.0, adamw),
+    "adam, late": streamed(2, 0.0, adamw, clip_norm=0.5),
+    "adam, mixed": streamed(2, 0.5, adamw, clip_norm=0.5),
 }
 
 
 @pytest.fixture(scope="module")
-def ranks(cluster: Cluster) -> list[dict[str, Course]]:
-    trained = cluster.run(3, streaming_jobs.train_each, list(RUNS.values()))
-    return [dict(zip(RUNS, rank, strict=True)) for rank in trained]
+def ranks() -> list[dict[str, Run]]:
+    return runs.run_each(3, CASES)
 
 
 def names_of_fragments(fragments: int) -> list[list[str]]:
@@ -41,51 +58,70 @@ def names_of_fragments(fragments: int) -> list[list[str]]:
 
 
 def test_a_fragment_is_the_same_on_all_ranks_when_its_exchange_is_applied(
-    ranks: list[dict[str, Course]],
+    ranks: list[dict[str, Run]],
 ) -> None:
-    for name, run in RUNS.items():
-        every, delay, mix = (run.options[key] for key in ("every", "delay", "mix"))
+    for name, case in CASES.items():
+        every, delay, mix = (case.way.options[key] for key in ("every", "delay", "mix"))
         for index, names in enumerate(names_of_fragments(3)):
             turn = (index + 1) * every // 3
-            for step in range(1, run.steps + 1):
+            for step in range(1, case.steps + 1):
                 applied = step >= turn + delay % every and (step - turn - delay) % every == 0
                 for tensor in names:
                     values = {rank[name].tensors[step - 1][tensor] for rank in ranks}
                     assert len(values) == (1 if applied and mix == 0 else 3), (name, step, tensor)
 
 
-def test_the_anchors_are_always_the_same_on_all_ranks(ranks: list[dict[str, Course]]) -> None:
-    for name, run in RUNS.items():
+def test_the_anchors_are_always_the_same_on_all_ranks(ranks: list[dict[str, Run]]) -> None:
+    for name, case in CASES.items():
         anchors = [rank[name].anchors for rank in ranks]
         assert anchors[0] == anchors[1] == anchors[2]
-        first = run.options["every"] // 3 + run.options["delay"]
+        first = case.way.options["every"] // 3 + case.way.options["delay"]
         changed = [step for step, (a, b) in enumerate(pairwise(anchors[0]), 2) if a != b]
-        assert changed == list(range(first, run.steps + 1, 2)), name
+        assert changed == list(range(first, case.steps + 1, 2)), name
 
 
 @pytest.mark.parametrize("options", [(0, 0.0), (2, 0.0), (3, 0.5), (0, 0.25)])
-def test_raw_exchanges_are_streaming_diloco_written_down(
-    cluster: Cluster, options: tuple[int, float]
-) -> None:
-    chosen = THREE | {"codec": "raw", "delay": options[0], "mix": options[1]}
-    run = Streamed(chosen, outer="diloco", steps=15)
-    trained = cluster.run(3, streaming_jobs.train_each, [run])
-    expected = cluster.run(1, streaming_jobs.stream_by_hand, run, 3)[0]
-    for (course,), values in zip(trained, expected, strict=True):
-        for name, mine in course.parameters.items():
+def test_raw_exchanges_are_streaming_diloco_written_down(options: tuple[int, float]) -> None:
+    case = replace(streamed(*options, codec="raw", outer=outer_nesterov()), steps=15)
+    expected = train_by_hand(case, 3, outer=nesterov())
+    for run, values in zip(runs.run_one(3, case), expected, strict=True):
+        for name, mine in run.training.values().items():
             np.testing.assert_allclose(mine, values[name], rtol=1e-4, atol=1e-5)
 
 
+def step_before_the_peer() -> list[bool]:
+    """Rank 0 returns from the steps of a whole delay before rank 1 takes the step that begins the
+    exchange; the exchanges that the steps of rank 0 had applied by then."""
+    way = Way("local", {"every": 4, "fragments": 2, "delay": 2, "timeout": 20.0})
+    training = build(way, make_model())
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+    applied = []
+
+    def note(steps: int) -> None:
+        applied.append(training.source.last_step()["step"] >= 0)
+        if dist.get_rank() == 0 and steps == 3:  # an exchange began one step ago
+            dist.send(torch.zeros(1), 1)
+
+    training.run(4, loss_of, note)
+    training.close()
+    return applied
+
+
 def test_an_exchange_travels_while_the_ranks_step_on(cluster: Cluster) -> None:
-    applied = cluster.run(2, streaming_jobs.step_before_the_peer)
+    applied = cluster.run(2, step_before_the_peer)
     assert applied == [[False, False, False, True]] * 2
 
 
-def test_fragments_divide_the_bytes_at_one_moment(cluster: Cluster) -> None:
+def test_fragments_divide_the_bytes_at_one_moment() -> None:
     def pushed(fragments: int) -> list[int]:
-        options = {"every": 4, "fragments": fragments, "codec": "raw"}
-        (first, _) = cluster.run(2, streaming_jobs.push_bytes_of_layers, 8, options, 9)
-        return first
+        case = Case(
+            Way("local", {"every": 4, "fragments": fragments, "codec": "raw"}),
+            steps=9,
+            loss=lambda model, rank, step: model(torch.ones(4, 64)).square().mean(),
+            model=lambda: nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]),
+        )
+        return runs.run_one(2, case)[0].push_bytes
 
     whole = pushed(1)
     assert [step + 1 for step, sent in enumerate(whole) if sent] == [4, 8]
@@ -97,50 +133,43 @@ def test_fragments_divide_the_bytes_at_one_moment(cluster: Cluster) -> None:
         assert sum(each[4:8]) == pytest.approx(whole[7], rel=0.01)
 
 
-@pytest.mark.parametrize("name", list(RUNS))
-def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster, name: str) -> None:
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_restart_equals_the_uninterrupted_run(ranks: list[dict[str, Run]], name: str) -> None:
     """The state is saved while exchanges are under way; that changes nothing, either."""
-    run = RUNS[name]
-    first = replace(run, steps=7, saves_each_step=True)
-    ranks = cluster.run(3, streaming_jobs.train_each, [run, first])
-    saved = [rank[1].saved for rank in ranks]
-    rest = replace(run, start=7, steps=run.steps - 7, saved=saved)
-    continued = cluster.run(3, streaming_jobs.train_each, [rest])
-    for (whole, begun), (ended,) in zip(ranks, continued, strict=True):
-        assert begun.tensors + ended.tensors == whole.tensors
+    case = CASES[name]
+    first = runs.run_one(3, replace(case, steps=7, notes=range(8)))
+    continued = runs.run_one(3, runs.restarted(case, first, 7))
+    for rank, begun, ended in zip(ranks, first, continued, strict=True):
+        assert begun.tensors + ended.tensors == rank[name].tensors
 
 
-def test_synchronize_ends_all_exchanges_and_mixes_nothing(cluster: Cluster) -> None:
+def test_synchronize_ends_all_exchanges_and_mixes_nothing() -> None:
     """After the 8th step; then the turns begin anew."""
     for name in ("at once", "mixed", "back to back", "adam, late"):
-        run = replace(RUNS[name], synchronize_at=7, steps=11)
-        ranks = [rank[0] for rank in cluster.run(3, streaming_jobs.train_each, [run])]
+        ranks = runs.run_one(3, replace(CASES[name], after={8: runs.settle}, steps=11))
         assert ranks[0].tensors[7] == ranks[1].tensors[7] == ranks[2].tensors[7]
         assert ranks[0].tensors[7] == ranks[0].anchors[7]
         assert ranks[0].tensors[8] != ranks[1].tensors[8]
-        state = load(ranks[0].saved)["optimizer"]
+        state = ranks[0].state["optimizer"]
         assert state["clock"] == 3
         assert [part["steps"] < 3 for part in state["fragments"]].count(True) <= 1
 
 
 @pytest.mark.parametrize("codec", ["3lc:s=1", "raw"])
 @pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (3, 0.0), (3, 0.5), (6, 0.0)])
-def test_a_change_that_is_not_finite_is_undone(
-    cluster: Cluster, codec: str, delay: int, mix: float
-) -> None:
+def test_a_change_that_is_not_finite_is_undone(codec: str, delay: int, mix: float) -> None:
     """A rank's whole model becomes NaN. It goes back to all anchors when it takes part in the next
     exchange, which is skipped; exchanges of other fragments go on."""
-    options = THREE | {"codec": codec, "delay": delay, "mix": mix}
-    run = Streamed(options, "adam", steps=18, infinite_step=8)
-    plain = replace(run, infinite_step=None)
-    ranks = cluster.run(3, streaming_jobs.train_each, [run, plain])
-    for course, usual in ranks:
-        assert course.stats["skipped_steps"] == 1
-        assert course.stats["steps"] == usual.stats["steps"] == 9
-        assert sum("is not finite" in text for text in course.warnings) == 1
-        assert np.isfinite(course.losses[10:]).all()
-        assert all(np.isfinite(values).all() for values in course.parameters.values())
-        assert course.anchors == ranks[0][0].anchors
+    plain = replace(streamed(delay, mix, adam, codec=codec), steps=18)
+    infinite = replace(plain, with_gradients={8: runs.make_infinite})
+    ranks = [[*rank.values()] for rank in runs.run_each(3, {"infinite": infinite, "plain": plain})]
+    for run, usual in ranks:
+        assert run.stats["skipped_steps"] == 1
+        assert run.stats["steps"] == usual.stats["steps"] == 9
+        assert sum("is not finite" in str(warning) for warning in run.warnings) == 1
+        assert np.isfinite(run.losses[10:]).all()
+        assert all(values.isfinite().all() for values in run.training.values().values())
+        assert run.anchors == ranks[0][0].anchors
     assert not np.isfinite(ranks[2][0].losses[9])
     # The skipped exchange began with step 10, and leaves the anchors as they are.
     applied = 10 + delay
@@ -148,38 +177,30 @@ def test_a_change_that_is_not_finite_is_undone(
     assert ranks[0][1].anchors[applied - 1] != ranks[0][1].anchors[applied - 2]
 
 
-def test_streaming_learns_as_plain_local_steps_do(cluster: Cluster) -> None:
+def test_streaming_learns_as_plain_local_steps_do() -> None:
     """The margin is 10 % of the loss."""
-    plain = {"every": 8, "codec": "raw"}
-    streams = [
-        ("diloco", plain | {"fragments": 4}),
-        ("diloco", plain | {"fragments": 4, "delay": 2, "mix": 0.5}),
-        ("none", plain | {"fragments": 4, "delay": 2, "mix": 0.5}),
-    ]
-
-    def learn(outer: str, options: dict[str, Any], steps: int = 400) -> float:
-        return cluster.run(2, streaming_jobs.learn, outer, options, steps)[0][0]
-
-    first, usual = learn("diloco", plain, 0), learn("diloco", plain)
+    plain: dict[str, Any] = {"every": 8, "codec": "raw", "outer": outer_nesterov()}
+    mixed = plain | {"fragments": 4, "delay": 2, "mix": 0.5}
+    (first, _), (usual, _) = learn(0, **plain), learn(400, **plain)
     assert usual < 0.6 * first
-    for outer, options in streams:
-        assert learn(outer, options) < 1.1 * usual, (outer, options)
+    for options in (plain | {"fragments": 4}, mixed, mixed | {"outer": None}):
+        assert learn(400, **options)[0] < 1.1 * usual, options
 
 
-def test_a_pattern_may_match_in_one_fragment_alone(cluster: Cluster) -> None:
+def test_a_pattern_may_match_in_one_fragment_alone() -> None:
     def warned(pattern: str) -> list[str]:
-        run = Streamed(CODED | {"rules": [(pattern, "raw")]}, steps=7)
-        return [w for w in cluster.run(2, streaming_jobs.train, run)[0].warnings if "matches" in w]
+        case = replace(streamed(0, 0.0, rules=[(pattern, "raw")]), steps=7)
+        return [w for w in map(str, runs.run_one(2, case)[0].warnings) if "matches" in w]
 
     assert warned("last.*") == []
     (text,) = warned("lost.*")
     assert "no tensor of the model matches 'lost.*'" in text
 
 
-def test_fragments_are_reported(ranks: list[dict[str, Course]]) -> None:
+def test_fragments_are_reported(ranks: list[dict[str, Any]]) -> None:
     sizes = [sum(dict(NAMED)[n].numel() for n in names) for names in names_of_fragments(3)]
     for rank in ranks:
-        assert rank["late"].layouts == 3
+        assert rank["late"].training.layouts == 3
         assert rank["late"].stats["fragments"] == sizes
         assert "an exchange every 6 of each of 3 fragments" in rank["late"].report
         assert f"of {min(sizes):,} to {max(sizes):,} values" in rank["late"].report

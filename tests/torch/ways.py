@@ -9,6 +9,7 @@ Each rank of a world of torch.distributed does so.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_group, _get_default_store
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -33,6 +34,7 @@ from gradwire.torch import (
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
+    loopback,
     outer_nesterov,
     register_backend,
     sparse_loco,
@@ -55,7 +57,9 @@ class Way:
         options: arguments of the kind's class.
         adam: the user's optimizer is AdamW; else SGD with momentum.
         replicas: copies of the model that FSDP shards; 2 is HSDP.
-        param_dtype: in which FSDP computes; None: the parameters' own.
+        policy: in which dtypes FSDP computes.
+        reshards: `reshard_after_forward` of FSDP.
+        columns: FSDP shards matrices with so many columns along these.
         servers: of the ranks.
         codecs: those to train it with; none if `options` name one or the default is meant.
         ranks: the numbers of ranks that it can have, of 2, 3 and 4.
@@ -65,7 +69,9 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     adam: bool = False
     replicas: int = 1
-    param_dtype: torch.dtype | None = None
+    policy: MixedPrecisionPolicy = field(default_factory=MixedPrecisionPolicy)
+    reshards: bool | int | None = None
+    columns: int | None = None
     servers: int = 0
     codecs: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (2, 3, 4)
@@ -98,6 +104,8 @@ class Training:
         optimizer: the one that steps: `inner`, or gradwire's around it.
         source: gradwire's object, which keeps residuals and statistics; None without one.
         steps: that this rank has taken.
+        scaler: of the loss.
+        use_gradients: called with the gradients of each step, and with `steps`.
     """
 
     source: Any = None
@@ -106,6 +114,8 @@ class Training:
 
     def __init__(self, way: Way, model: nn.Module, inner: Inner, program: Program) -> None:
         self.way, self.model, self.program, self.steps = way, model, program, 0
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        self.use_gradients: OnStep = lambda steps: None
         self.module = self.wrap()
         self.inner = inner(list(model.parameters()))
         self.optimizer: Any = self.inner
@@ -127,9 +137,11 @@ class Training:
         self.optimizer.zero_grad()
         value = loss(self.module, self.rank, self.steps)
         with self.program.backward() if self.in_backward else nullcontext():
-            value.backward()
+            self.scaler.scale(value).backward()
+        self.use_gradients(self.steps)
         with nullcontext() if self.in_backward else self.program.step():
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.steps += 1
 
     def run(self, steps: int, loss: Loss, on_step: OnStep = lambda step: None) -> None:
@@ -143,6 +155,20 @@ class Training:
         for _ in range(steps):
             self.step(loss)
             on_step(self.steps)
+
+    def parts(self) -> dict[str, Any]:
+        """What has a state that a checkpoint needs."""
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        return parts if self.source in (None, self.optimizer) else parts | {"gradwire": self.source}
+
+    def state(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(part.state_dict()) for name, part in self.parts().items()}
+
+    def load(self, state: dict[str, Any], steps: int) -> None:
+        """Goes on from a state that was taken after so many steps."""
+        for name, part in self.parts().items():
+            part.load_state_dict(copy.deepcopy(state[name]))
+        self.steps = steps
 
     def settle(self) -> None:
         """Exchanges what was not exchanged yet."""
@@ -206,6 +232,10 @@ class Local(Training):
 class Served(Training):
     """A worker or a server."""
 
+    def parts(self) -> dict[str, Any]:
+        has_model = self.way.options.get("pulls") != "gradients"  # in the optimizer's state
+        return {"optimizer": self.optimizer} if has_model else super().parts()
+
     def attach(self, **options: Any) -> None:
         options = {"servers": self.way.servers, "model": self.model, **self.way.options, **options}
         self.source = self.optimizer = ServerOptimizer(self.inner, **grouped(options))
@@ -216,7 +246,8 @@ class Served(Training):
         if self.optimizer.is_server:
             with self.program.step():
                 self.optimizer.serve(on_step)
-        while not self.optimizer.is_server and self.optimizer.version < steps:
+        end = self.steps + steps
+        while not self.optimizer.is_server and self.optimizer.version < end:
             self.steps = self.optimizer.version  # a worker may miss versions
             self.step(loss)
             on_step(self.optimizer.version)
@@ -236,11 +267,19 @@ class FullySharded(Training):
     in_backward = True
 
     def wrap(self) -> nn.Module:
-        policy = MixedPrecisionPolicy(param_dtype=self.way.param_dtype)
         mesh = mesh_of(self.way.replicas)
         for module in (*self.model.children(), self.model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=self.way.policy,
+                reshard_after_forward=self.way.reshards,
+                shard_placement_fn=self.place,
+            )
         return self.model
+
+    def place(self, parameter: nn.Parameter) -> Shard:
+        return Shard(1 if parameter.shape[-1] == self.way.columns else 0)
 
     def attach(self, **options: Any) -> None:
         self.source = FullyShardComm(self.model, **grouped({**self.way.options, **options}))
@@ -250,17 +289,28 @@ class FullySharded(Training):
         return super().sent_bytes() + (0 if weights is None else weights.as_dict()["pull_bytes"])
 
 
+class FullyShardedAlone(FullySharded):
+    """FSDP2 without gradwire."""
+
+    def attach(self, **options: Any) -> None:
+        """FSDP2 sends all by itself."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 def mesh_of(replicas: int) -> DeviceMesh:
     """PyTorch would give the groups of two dimensions a timeout of 30 minutes."""
     size = dist.get_world_size()
     if replicas == 1:
         return init_device_mesh("cpu", (size,))
-    names = ("replicas", "shards")
+    names, shape = ("replicas", "shards"), (replicas, size // replicas)
+    if dist.get_backend() == loopback.NAME:
+        return init_device_mesh("cpu", shape, mesh_dim_names=names)
     gloo = _get_default_group()._get_backend(torch.device("cpu"))
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # PyTorch hides it
     options._timeout = gloo.options._timeout
     override: dict[int | str, Any] = dict.fromkeys(names, ("gloo", options))
-    shape = (replicas, size // replicas)
     return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=override)
 
 
@@ -303,6 +353,9 @@ class Minimized(Training):
         options = {"smoothness": 1.25, "convexity": 0.75, "steps": 3, **self.way.options, **options}
         self.source = self.optimizer = QSVRG([weight], loss_of, share, **options)
 
+    def parts(self) -> dict[str, Any]:
+        return {"optimizer": self.source}
+
     def step(self, loss: Loss) -> None:
         with self.program.step(arithmetic=False):
             self.source.epoch()
@@ -316,6 +369,7 @@ KINDS: dict[str, Callable[[Way, nn.Module, Inner, Program], Training]] = {
     "local": Local,
     "server": Served,
     "fsdp": FullySharded,
+    "plain fsdp": FullyShardedAlone,
     "backend": OverBackend,
     "qsvrg": Minimized,
 }
