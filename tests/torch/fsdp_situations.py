@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from fsdp_jobs import mesh_of, raised_by
 from gradwire.torch import FullyShardComm
+from ways import local_of, mesh_of
 
 WIDTH = 24
 STEPS = 4
@@ -166,30 +166,32 @@ class Trained:
     gradients: list[list[str]]
     losses: list[float]
     shards: list[bytes]
-    sent: list[int]  # bytes of gradients, in each step
+
+
+def shard(model: Any, hybrid: bool, **options: Any) -> Any:
+    for module in (model.left, model.right, model):
+        fully_shard(module, mesh=mesh_of(1 + hybrid), **options)
+    return model
+
+
+def make_towers() -> Any:
+    torch.manual_seed(3)
+    return Towers()
 
 
 def train(situation: Situation, codec: str | None, hybrid: bool = False) -> Trained:
     """codec: None: without gradwire."""
-    torch.manual_seed(3)
-    model: Any = Towers()
+    model = make_towers()
     model.checkpoints = situation.checkpoints
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(situation.frozen))
     policy = MixedPrecisionPolicy(**situation.mixed)
-    for module in (model.left, model.right, model):
-        fully_shard(
-            module,
-            mesh=mesh_of(hybrid),
-            mp_policy=policy,
-            reshard_after_forward=situation.reshard,
-        )
+    shard(model, hybrid, mp_policy=policy, reshard_after_forward=situation.reshard)
     model.set_reduce_scatter_unused_params(situation.zeros)
     comm = None if codec is None else FullyShardComm(model, codec, start_iter=0)
     optimizers = _optimizers(model, situation.in_backward)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    trained = Trained([], [], [], [])
-    sent = 0
+    trained = Trained([], [], [])
     for step in range(STEPS):
         x = torch.randn(6, WIDTH, generator=generator)
         total = 0.0
@@ -205,11 +207,7 @@ def train(situation: Situation, codec: str | None, hybrid: bool = False) -> Trai
         model.reshard()
         trained.losses.append(total)
         shards = [p for p in model.parameters() if isinstance(p, DTensor)]
-        trained.shards.append(b"".join(p.to_local().detach().numpy().tobytes() for p in shards))
-        if comm is not None:
-            totals = comm.stats()
-            trained.sent.append(totals.push_bytes + totals.pull_bytes - sent)
-            sent += trained.sent[-1]
+        trained.shards.append(b"".join(local_of(p).numpy().tobytes() for p in shards))
     if comm is not None:
         comm.close()
     return trained
@@ -234,10 +232,6 @@ def _optimizers(model: nn.Module, in_backward: bool) -> list[torch.optim.Optimiz
     return []
 
 
-def train_each(names: list[str], codecs: list[str | None], hybrid: bool) -> list[list[Trained]]:
-    return [[train(SITUATIONS[name], codec, hybrid) for codec in codecs] for name in names]
-
-
 # Where FullyShardComm is made ------------------------------------------------------------------
 
 
@@ -253,10 +247,6 @@ class Tied(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = (x.abs() * 10).long() % 32
         return self.head(self.tower(self.embedding(rows) * self.scale))
-
-
-def _nothing(model: Any, x: torch.Tensor) -> None:
-    pass
 
 
 def _validated(model: Any, x: torch.Tensor) -> None:
@@ -297,12 +287,11 @@ def _on_meta(model: Any, x: torch.Tensor) -> None:
     model.to_empty(device="cpu")
     with torch.no_grad():
         for place, parameter in enumerate(model.parameters()):
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.fill_(0.01 * (place + 1))
+            local_of(parameter).fill_(0.01 * (place + 1))
 
 
-BEFORE = {
-    "nothing": _nothing,
+BEFORE: dict[str, Callable[[Any, torch.Tensor], None]] = {
+    "nothing": lambda model, x: None,
     "validated": _validated,
     "stepped": _stepped,
     "forwarded": _forwarded,
@@ -313,7 +302,7 @@ BEFORE = {
 }
 
 
-def make_after(before: str, reshard: bool | int) -> list[tuple[str, list[float]]]:
+def make_after(before: str, reshard: bool | int, rank: int) -> list[tuple[str, list[float]]]:
     """The names that FullyShardComm has, and the losses of a training; without it, with raw, and
     with int8."""
     results = []
@@ -321,10 +310,10 @@ def make_after(before: str, reshard: bool | int) -> list[tuple[str, list[float]]
         torch.manual_seed(3)
         with torch.device("meta" if before == "on meta" else "cpu"):
             model: Any = Tied()
-        options: dict[str, Any] = {"mesh": mesh_of(False), "reshard_after_forward": reshard}
+        options: dict[str, Any] = {"mesh": mesh_of(1), "reshard_after_forward": reshard}
         fully_shard(model.tower, **options)
         fully_shard(model, **options, ignored_params={model.scale})
-        x = torch.randn(8, generator=torch.Generator().manual_seed(dist.get_rank()))
+        x = torch.randn(8, generator=torch.Generator().manual_seed(rank))
         BEFORE[before](model, x)
         comm = None if codec is None else FullyShardComm(model, codec, start_iter=0)
         for module in (model, model.tower):
@@ -346,36 +335,10 @@ def make_after(before: str, reshard: bool | int) -> list[tuple[str, list[float]]
     return results
 
 
-def make_after_each(cases: list[tuple[str, bool | int]]) -> list[Any]:
-    return [make_after(*case) for case in cases]
-
-
-def make_twice(hybrid: bool) -> str:
-    model: Any = Towers()
-    for module in (model.left, model):
-        fully_shard(module, mesh=mesh_of(hybrid))
-    comm = FullyShardComm(model)
-    found = raised_by(lambda: FullyShardComm(model))
-    comm.close()
-    return found
-
-
-# Who has which gradients -----------------------------------------------------------------------
-
-
-def by_rank_each(hybrid: bool) -> list[Trained]:
-    """Without gradwire, FSDP2 takes ranks with different gradients only if zeros are asked for."""
-    theirs = train(Situation(by_rank, zeros=True), None, hybrid)
-    return [theirs, *(train(Situation(by_rank), codec, hybrid) for codec in ("raw", "int8"))]
-
-
 def owed_over_unused_steps(hybrid: bool) -> list[dict[str, bytes]]:
     """What is owed to each parameter after each of three backward passes; the second leaves out a
     tower and the root's last layer, the third is not finite beside that."""
-    torch.manual_seed(3)
-    model: Any = Towers()
-    for module in (model.left, model.right, model):
-        fully_shard(module, mesh=mesh_of(hybrid))
+    model = shard(make_towers(), hybrid)
     comm = FullyShardComm(model, "3lc:s=1.5", start_iter=0)
     owed = []
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))

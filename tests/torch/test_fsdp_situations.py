@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-import fsdp_situations
-from cluster import Cluster
-from fsdp_situations import SITUATIONS
+from fsdp_situations import (
+    BEFORE,
+    SITUATIONS,
+    Situation,
+    Trained,
+    by_rank,
+    make_after,
+    make_towers,
+    owed_over_unused_steps,
+    shard,
+    train,
+)
+from gradwire.torch import FullyShardComm
+from runs import said_by, threads
 
 FSDP = list(SITUATIONS)
 HSDP = [
@@ -21,13 +34,14 @@ HSDP = [
 
 
 @pytest.mark.parametrize(("world", "names"), [(2, FSDP), (4, HSDP)], ids=["fsdp", "hsdp"])
-def test_gradients_are_missing_where_fsdp2_has_none(
-    cluster: Cluster, world: int, names: list[str]
-) -> None:
+def test_gradients_are_missing_where_fsdp2_has_none(world: int, names: list[str]) -> None:
     """raw gives the bits of FSDP2 without gradwire, and int8 learns alike."""
-    codecs = [None, "raw", "int8"]
-    for rank in cluster.run(world, fsdp_situations.train_each, names, codecs, world == 4):
-        for name, (theirs, raw, int8) in zip(names, rank, strict=True):
+
+    def train_each(name: str, rank: int) -> list[Trained]:
+        return [train(SITUATIONS[name], codec, world == 4) for codec in (None, "raw", "int8")]
+
+    for name in names:
+        for theirs, raw, int8 in threads(world, partial(train_each, name)):
             assert raw.gradients == theirs.gradients, name
             assert raw.losses == theirs.losses, name
             assert raw.shards == theirs.shards, name
@@ -36,8 +50,14 @@ def test_gradients_are_missing_where_fsdp2_has_none(
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_a_gradient_of_some_ranks_is_zeros_on_the_others(cluster: Cluster, hybrid: bool) -> None:
-    for theirs, raw, int8 in cluster.run(4, fsdp_situations.by_rank_each, hybrid):
+def test_a_gradient_of_some_ranks_is_zeros_on_the_others(hybrid: bool) -> None:
+    def train_each(rank: int) -> list[Trained]:
+        """Without gradwire, FSDP2 takes ranks with different gradients only if zeros are asked
+        for."""
+        theirs = train(Situation(by_rank, zeros=True), None, hybrid)
+        return [theirs, *(train(Situation(by_rank), codec, hybrid) for codec in ("raw", "int8"))]
+
+    for theirs, raw, int8 in threads(4, train_each):
         assert raw.gradients == int8.gradients
         for step, names in enumerate(raw.gradients):
             assert ("spare.weight" in names) == (step % 2 == 1)
@@ -47,8 +67,8 @@ def test_a_gradient_of_some_ranks_is_zeros_on_the_others(cluster: Cluster, hybri
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_what_is_owed_waits_while_no_rank_has_a_gradient(cluster: Cluster, hybrid: bool) -> None:
-    for first, second, third in cluster.run(4, fsdp_situations.owed_over_unused_steps, hybrid):
+def test_what_is_owed_waits_while_no_rank_has_a_gradient(hybrid: bool) -> None:
+    for first, second, third in threads(4, lambda rank: owed_over_unused_steps(hybrid)):
         unused = [name for name in first if name.startswith(("right", "head"))]
         assert any(any(first[name]) for name in unused)
         for name in first:
@@ -56,12 +76,12 @@ def test_what_is_owed_waits_while_no_rank_has_a_gradient(cluster: Cluster, hybri
         assert third == second, "a skipped step changes nothing"
 
 
-MADE = [(before, reshard) for before in fsdp_situations.BEFORE for reshard in (True, False, 2)]
+MADE = [(before, reshard) for before in BEFORE for reshard in (True, False, 2)]
 
 
-def test_it_may_be_made_whatever_the_model_did_before(cluster: Cluster) -> None:
-    for rank in cluster.run(2, fsdp_situations.make_after_each, MADE):
-        for (before, _), (theirs, raw, int8) in zip(MADE, rank, strict=True):
+def test_it_may_be_made_whatever_the_model_did_before() -> None:
+    for before, reshard in MADE:
+        for theirs, raw, int8 in threads(2, partial(make_after, before, reshard)):
             names = "scale, embedding.weight"
             names += "" if before == "replaced" else ", tower.weight, tower.bias"
             assert raw[0].startswith(names), before
@@ -70,6 +90,11 @@ def test_it_may_be_made_whatever_the_model_did_before(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_a_second_one_is_refused(cluster: Cluster, hybrid: bool) -> None:
-    for message in cluster.run(2, fsdp_situations.make_twice, hybrid):
+def test_a_second_one_is_refused(hybrid: bool) -> None:
+    def make_twice(rank: int) -> str:
+        model = shard(make_towers(), hybrid)
+        FullyShardComm(model)
+        return said_by(lambda: FullyShardComm(model))
+
+    for message in threads(2, make_twice):
         assert message.startswith("ValueError: the model has a FullyShardComm already")

@@ -319,6 +319,13 @@ class LoopbackGroup(dist.ProcessGroup):
         _write(output.view(-1), torch.cat([given[0].view(-1) for given in self._gather([tensor])]))
         return _done([output])
 
+    def allgather_into_tensor_coalesced(  # type: ignore[override] # of DTensors
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self.all_gather_single(output, tensor)
+        return _done(outputs)
+
     def reduce_scatter_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> dist.Work:
