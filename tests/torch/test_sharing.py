@@ -3,18 +3,51 @@ user does to them is followed, or refused in words that name the parameter and t
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
+import pickle  # pickle: to show that it is refused
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
 
-import sharing_jobs
-import wrapping_jobs
-from cluster import Cluster
-from gradwire.torch import loopback
-from sharing_jobs import FOLLOWED, REFUSED, UNLIKE
+from deeds import DEEDS, FOLLOWED, REFUSED, UNLIKE, Tied, loss_of
+from gradwire.contrib.qsvrg import QSVRG
+from gradwire.torch import LocalSteps
+from gradwire.torch.errors import CommunicationError
+from odd_optimizers import OPTIMIZERS, ScheduleFree, Sharp
+from runs import said_by, threads
+from ways import Program, Training, Way, build
 
-# An error of a worker takes the server a second to notice, so they get a few of the deeds.
+RAW: dict[str, Any] = {"codec": "raw"}
+
+
+def local(**options: Any) -> Way:
+    return Way("local", RAW | options)
+
+
+def served(**options: Any) -> Way:
+    return Way("server", RAW | {"timeout": 20.0} | options, servers=1)
+
+
+# All of them take the steps of the optimizer alone, if the ranks have the same data.
+WAYS = {
+    "local": local(),
+    "local, every 2": local(every=2),
+    "local, outer": local(outer=partial(SGD, lr=1.0)),
+    "local, fragments": local(every=2, fragments=2),
+    "sharded": Way("sharded", RAW),
+    "sharded, owed": Way("sharded", {"codec": "int8:ef=on,bucket=8", "min_numel": 10**6}),
+    "served": served(),
+    "served by the tensor": served(barrier="tensor"),
+    "served gradients": served(pulls="gradients"),
+}
 OF_SERVED = [
     *("nothing", "momentum cycled", "groups replaced", "parametrized", "edited", "frozen"),
     *("model loaded", "model loaded and back", "state loaded into the wrapped optimizer"),
@@ -48,12 +81,40 @@ def refusal(way: str, deed: str) -> str | None:
     return UNLIKE.get((kind, deed)) if way != "served gradients" else None
 
 
+def do(way: str | None, deed: str, rank: int) -> list[np.ndarray] | str | None:
+    """The parameters of the model two steps after the deed, or the text of the error; None on a
+    server. way: None: the optimizer alone."""
+    inner = partial(SGD, lr=0.1, momentum=0.9)
+    if way is None:
+        training = Training(Way("alone"), Tied(), inner, Program())
+    else:
+        training = build(WAYS[way], Tied(), inner)
+    try:
+        if getattr(training.source, "is_server", False):
+            with contextlib.suppress(CommunicationError):  # the worker raised
+                training.run(1, loss_of)
+            return None
+        if way is not None and way.startswith("served"):
+            training.optimizer.connect()
+        training.step(loss_of)
+        training.step(loss_of)
+        after_step = DEEDS[deed](training) or (lambda: None)
+        for _ in range(2):
+            training.step(loss_of)
+            after_step()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if way is not None:
+            training.close()
+    return [parameter.detach().numpy().copy() for parameter in training.model.parameters()]
+
+
 @pytest.mark.parametrize("way", DONE)
-def test_each_deed_is_followed_or_refused(cluster: Cluster, way: str) -> None:
+def test_each_deed_is_followed_or_refused(way: str) -> None:
     """As the steps are those of the optimizer alone, it shows what follows from a deed."""
-    ranks = cluster.run(2, sharing_jobs.do_all, way, DONE[way])
     for deed in DONE[way]:
-        for found in (rank[deed] for rank in ranks):
+        for found in threads(2, partial(do, way, deed)):
             if found is None:
                 continue  # a server
             words = refusal(way, deed)
@@ -62,18 +123,34 @@ def test_each_deed_is_followed_or_refused(cluster: Cluster, way: str) -> None:
                 assert words in found, deed
                 continue
             assert not isinstance(found, str), (deed, found)
-            expected: Any = sharing_jobs.do(None, deed)
+            (expected,) = threads(1, partial(do, None, deed))
+            assert isinstance(expected, list)
             for mine, other in zip(found, expected, strict=True):
                 np.testing.assert_allclose(mine, other, atol=1e-5, err_msg=deed)
 
 
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "torch.save": lambda o: torch.save(o, io.BytesIO()),
+    "in a dictionary": lambda o: copy.deepcopy({"optimizer": o}),
+}
+
+
 @pytest.mark.parametrize("way", ["local", "sharded", "served"])
-def test_a_way_is_not_copied_by_halves(cluster: Cluster, way: str) -> None:
-    for rank in cluster.run(2, sharing_jobs.copy_everything, way):
-        assert len(rank) == 5
-        for name, said in rank.items():
+def test_a_way_is_not_copied_by_halves(way: str) -> None:
+    def copy_everything(rank: int) -> None:
+        training = build(WAYS[way], Tied())
+        for name, make in COPIES.items():
+            said = said_by(partial(make, training.optimizer))
+            assert said.startswith("TypeError"), name
             assert "can't be copied or pickled" in said, name
             assert "save its state_dict()" in said
+        torch.save(copy.deepcopy(training.model), io.BytesIO())
+        training.close()
+
+    threads(2, copy_everything)
 
 
 WRAPPED = {
@@ -90,49 +167,159 @@ WRAPPED = {
 }
 
 
+def step_with_closure(training: Training, clip_norm: float | None = None) -> list[np.ndarray]:
+    """The parameters after four steps."""
+    parameters = list(training.model.parameters())
+
+    def closure() -> float:
+        training.optimizer.zero_grad()
+        loss_of(training.module).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, clip_norm)
+        return 0.0
+
+    for _ in range(4):
+        closure()
+        training.optimizer.step(closure)
+    return [p.detach().numpy().copy() for p in parameters]
+
+
 @pytest.mark.parametrize(("way", "optimizer"), WRAPPED)
-def test_what_an_optimizer_keeps_or_asks_for_is_given_or_refused(
-    cluster: Cluster, way: str, optimizer: str
-) -> None:
-    for said in cluster.run(2, wrapping_jobs.step_with, way, optimizer):
+def test_what_an_optimizer_keeps_or_asks_for_is_given_or_refused(way: str, optimizer: str) -> None:
+    def train(rank: int) -> str:
+        return said_by(lambda: step_with_closure(build(WAYS[way], Tied(), OPTIMIZERS[optimizer])))
+
+    for said in threads(2, train):
         assert WRAPPED[way, optimizer] in said
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
-def test_each_gradient_of_a_step_is_clipped(cluster: Cluster, clip_norm: float | None) -> None:
-    ((wrapped, alone),) = cluster.run(1, wrapping_jobs.clip_sharply, clip_norm)
-    for mine, other in zip(wrapped, alone, strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-6)
+def test_each_gradient_of_a_step_is_clipped(clip_norm: float | None) -> None:
+    def compare(rank: int) -> None:
+        wrapped = step_with_closure(build(local(clip_norm=clip_norm), Tied(), Sharp))
+        alone = Training(Way("alone"), Tied(), Sharp, Program())
+        for mine, other in zip(wrapped, step_with_closure(alone, clip_norm), strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-6)
+
+    threads(1, compare)
 
 
-def test_train_and_eval_are_those_of_the_wrapped_optimizer(cluster: Cluster) -> None:
-    first, second, _ = cluster.run(3, wrapping_jobs.evaluate_schedule_free)
-    for evaluated, other, trained in zip(first[0], second[0], first[1], strict=True):
+def test_train_and_eval_are_those_of_the_wrapped_optimizer() -> None:
+    def train(rank: int) -> list[torch.Tensor]:
+        """Of three ranks, of which the last serves averages: the model in eval()."""
+        training = build(WAYS["served gradients"], Tied(), ScheduleFree)
+        training.run(3, loss_of)
+        in_training = [p.detach().clone() for p in training.model.parameters()]
+        if rank < 2:
+            training.optimizer.eval()
+        evaluated = [p.detach().clone() for p in training.model.parameters()]
+        if rank < 2:
+            training.optimizer.train()
+        for parameter, before, mean in zip(
+            training.model.parameters(), in_training, evaluated, strict=True
+        ):
+            torch.testing.assert_close(parameter.detach(), before)
+            assert rank == 2 or not torch.equal(parameter, mean)
+        training.close()
+        return evaluated
+
+    first, second, _ = threads(3, train)
+    for evaluated, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(evaluated, other)
-        assert not np.array_equal(evaluated, trained)
 
 
-def test_the_wrapped_adam_is_an_adam_during_and_after_local_steps(cluster: Cluster) -> None:
-    (found,) = cluster.run(1, wrapping_jobs.leave_local_steps)
-    for when in ("betas 0", "betas 1", "betas 2", "betas after"):
-        assert found[when] == (0.9, 0.999), when
-    assert "first.weight was changed between two steps" in found["edited"]
-    assert found["modes"] == [False, False]
+def test_the_wrapped_adam_is_an_adam_during_and_after_local_steps() -> None:
+    threads(1, lambda rank: leave_local_steps())
 
 
-def test_an_outer_optimizer_has_the_anchors(cluster: Cluster) -> None:
-    (said,) = cluster.run(1, wrapping_jobs.refusals_of_outer)
-    assert "the outer SGD has other parameters than the list" in said[0]
-    assert "outer= must return the optimizer that it makes, and returned None" in said[1]
-    assert "the outer SGD has other parameters than the list" in said[2]
+def leave_local_steps() -> None:
+    training: Any = build(local(every=2), Tied(), partial(AdamW, lr=0.01))
+    model, inner, optimizer = training.model, training.inner, training.optimizer
+    assert not hasattr(optimizer, "train")
+    assert not hasattr(optimizer, "eval")
+    for _ in range(3):
+        training.step(loss_of)
+        assert inner.state_dict()["param_groups"][0]["betas"] == (0.9, 0.999)
+    model.first.weight.data = torch.zeros_like(model.first.weight)
+    said = said_by(lambda: training.step(loss_of))
+    assert "first.weight was changed between two steps" in said
+    optimizer.close()
+    other = AdamW(model.parameters())
+    other.load_state_dict(inner.state_dict())
+    assert other.param_groups[0]["betas"] == (0.9, 0.999)
+    loss_of(model).backward()
+    inner.step()
+    for _ in range(2):  # the second takes over from the first, which was given up
+        training.optimizer = LocalSteps(inner, model, codec="raw")
+    training.step(loss_of)
 
 
-def test_a_thawed_layer_is_found(cluster: Cluster) -> None:
-    said, _ = cluster.run(2, wrapping_jobs.thaw)
-    assert "first.weight required no gradient in connect() and requires one now" in said
+def test_an_outer_optimizer_has_the_anchors() -> None:
+    threads(1, lambda rank: refuse_outer())
+
+
+def refuse_outer() -> None:
+    made: list[Optimizer] = []
+
+    def make(outer: Any) -> Any:
+        return build(local(outer=outer), Tied()).optimizer
+
+    def keep(parameters: Any) -> Optimizer:
+        made.append(SGD(parameters, lr=1.0))
+        return made[-1]
+
+    foreign = "ValueError: the outer SGD has other parameters than the list"
+    assert foreign in said_by(lambda: make(lambda parameters: SGD(Tied().parameters(), lr=1.0)))
+    said = said_by(lambda: make(lambda parameters: None))
+    assert "outer= must return the optimizer that it makes, and returned None" in said
+    optimizer = make(keep)
+    del made[-1].param_groups[0]["params"][0]
+    assert foreign in said_by(optimizer.step)
+
+
+def test_a_thawed_layer_is_found() -> None:
+    """A layer that was frozen in `connect` is trained with barrier="tensor"."""
+
+    def thaw(rank: int) -> str:
+        model = Tied()
+        model.first.requires_grad_(False)
+        training = build(WAYS["served by the tensor"], model)
+        if rank == 1:
+            return said_by(lambda: training.run(1, loss_of))
+        training.optimizer.connect()
+        training.step(loss_of)
+        torch.save(model, io.BytesIO())  # the hooks on it are no part of a copy
+        copied = copy.deepcopy(model)
+        model.first.requires_grad_(True)
+        said = said_by(lambda: training.step(loss_of))
+        copied(torch.ones(1, 6))
+        return said
+
+    said = "first.weight required no gradient in connect() and requires one now"
+    assert said in threads(2, thaw)[0]
 
 
 def test_qsvrg_goes_on_from_the_parameters_as_they_are() -> None:
-    (moved, loaded), said = loopback.run(1, lambda rank: wrapping_jobs.move_qsvrg())[0]
+    """An epoch from other parameters than the last epoch's, by two ways."""
+    inputs, labels = torch.randn(12, 4, generator=torch.Generator().manual_seed(2)), torch.ones(12)
+    largest = float(inputs.square().sum(dim=1).max())
+
+    def move(is_loaded: bool) -> torch.Tensor:
+        weight = nn.Parameter(torch.zeros(4))
+
+        def loss_of(j: torch.Tensor) -> torch.Tensor:
+            return (inputs[j] @ weight - labels[j]).square().mean() / 2
+
+        optimizer = QSVRG([weight], loss_of, 12, smoothness=largest, convexity=0.1 * largest)
+        optimizer.epoch()
+        if is_loaded:
+            optimizer.load_state_dict({**optimizer.state_dict(), "values": torch.ones(4)})
+        else:
+            with torch.no_grad():
+                weight.fill_(1.0)
+        optimizer.epoch()
+        assert "TypeError: a QSVRG can't be copied" in said_by(lambda: copy.deepcopy(optimizer))
+        return weight.detach()
+
+    ((moved, loaded),) = threads(1, lambda rank: [move(False), move(True)])
     np.testing.assert_array_equal(moved, loaded)
-    assert "a QSVRG can't be copied or pickled" in said

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import pickle  # pickle: to show that it is refused
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.optim import lr_scheduler
 
-from gradwire.torch import Compression, LocalSteps, ServerOptimizer, ShardedOptimizer
-from gradwire.torch.errors import CommunicationError
-from gradwire.torch.options import grouped
-
-RAW: dict[str, Any] = {"codec": "raw"}
-SERVED: dict[str, Any] = RAW | {"timeout": 20.0}
+AfterStep = Callable[[], None]
+Training = Any  # a `ways.Training` of a Tied
+Deed = Callable[[Training], AfterStep | None]
 
 
 class Tied(nn.Module):
     """`second` and `third` share their weight."""
+
+    keeps_graph = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,62 +35,20 @@ class Tied(nn.Module):
         return self.last(x)
 
 
-Make = Callable[[torch.optim.Optimizer, nn.Module], Any]
-
-
-def _local(**options: Any) -> Make:
-    return lambda inner, model: LocalSteps(inner, model, **grouped({**RAW, **options}))
-
-
-def _served(**options: Any) -> Make:
-    return lambda inner, model: ServerOptimizer(
-        inner, model=model, **grouped({**SERVED, **options})
-    )
-
-
-# All of them take the steps of the optimizer alone, if the ranks have the same data.
-WAYS: dict[str, Make] = {
-    "local": _local(),
-    "local, every 2": _local(every=2),
-    "local, outer": _local(outer=lambda p: torch.optim.SGD(p, lr=1.0)),
-    "local, fragments": _local(every=2, fragments=2),
-    "sharded": lambda inner, model: ShardedOptimizer(inner, model, **grouped(RAW)),
-    "sharded, owed": lambda inner, model: ShardedOptimizer(
-        inner, model, "int8:ef=on,bucket=8", compression=Compression(min_numel=10**6)
-    ),
-    "served": _served(),
-    "served by the tensor": _served(barrier="tensor"),
-    "served gradients": _served(pulls="gradients"),
-}
-
-
-@dataclass
-class Training:
-    """`optimizer`: the way to train, or `inner` itself."""
-
-    model: Tied
-    inner: torch.optim.Optimizer
-    optimizer: Any
-    old: dict[str, Any]  # a state of `inner` with another learning rate
-    after_step: Callable[[], None] = lambda: None
-    zero_grad: Callable[[], None] | None = None
-    keeps_graph: bool = False
-
-    def backward(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        x, y = torch.randn(16, 6, generator=generator), torch.arange(16) % 3
-        x = x.to(self.model.first.weight.dtype)
-        nn.functional.cross_entropy(self.model(x), y).backward(create_graph=self.keeps_graph)
-
-    def step(self) -> None:
-        (self.zero_grad or self.optimizer.zero_grad)()
-        self.backward()
-        self.optimizer.step()
-        self.after_step()
+def loss_of(model: Any, *args: int) -> torch.Tensor:
+    """The same on each rank and in each step."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(16, 6, generator=generator), torch.arange(16) % 3
+    loss = nn.functional.cross_entropy(model(x.to(model.first.weight.dtype)), y)
+    if model.keeps_graph:
+        loss.backward = partial(loss.backward, create_graph=True)  # type: ignore[method-assign]
+    return loss
 
 
 def _load_in_inner(t: Training) -> None:
-    t.inner.load_state_dict(t.old)
+    state = t.inner.state_dict()
+    groups = [dict(group, lr=0.02) for group in state["param_groups"]]
+    t.inner.load_state_dict({"state": {}, "param_groups": groups})
 
 
 def _replace_groups(t: Training) -> None:
@@ -106,18 +59,18 @@ def _replace_own_groups(t: Training) -> None:
     t.optimizer.param_groups = [dict(group, lr=0.01) for group in t.optimizer.param_groups]
 
 
-def _schedule_before_load(t: Training) -> None:
-    schedule = torch.optim.lr_scheduler.StepLR(t.optimizer, 1, 0.5)
-    t.inner.load_state_dict(t.old)
-    t.after_step = schedule.step
+def _schedule_before_load(t: Training) -> AfterStep:
+    schedule = lr_scheduler.StepLR(t.optimizer, 1, 0.5)
+    _load_in_inner(t)
+    return schedule.step
 
 
-def _schedule_inner(t: Training) -> None:
-    t.after_step = torch.optim.lr_scheduler.StepLR(t.inner, 1, 0.5).step
+def _schedule_inner(t: Training) -> AfterStep:
+    return lr_scheduler.StepLR(t.inner, 1, 0.5).step
 
 
-def _cycle_momentum(t: Training) -> None:
-    t.after_step = torch.optim.lr_scheduler.OneCycleLR(t.inner, 0.3, total_steps=9).step
+def _cycle_momentum(t: Training) -> AfterStep:
+    return lr_scheduler.OneCycleLR(t.inner, 0.3, total_steps=9).step
 
 
 def _take_tensor_lr(t: Training) -> None:
@@ -125,10 +78,10 @@ def _take_tensor_lr(t: Training) -> None:
 
 
 def _zero_inner(t: Training) -> None:
-    t.backward()
+    loss_of(t.module).backward()
     t.inner.zero_grad()
     assert all(parameter.grad is None for parameter in t.model.parameters())
-    t.zero_grad = t.inner.zero_grad
+    t.optimizer.zero_grad = t.inner.zero_grad
 
 
 def _parametrize(t: Training) -> None:
@@ -169,7 +122,7 @@ def _load_and_back(t: Training) -> None:
 
 
 def _keep_graph(t: Training) -> None:
-    t.keeps_graph = True
+    t.module.keeps_graph = True
 
 
 def _own_hooks(t: Training) -> None:
@@ -177,7 +130,7 @@ def _own_hooks(t: Training) -> None:
 
 
 # The training goes on as that of the optimizer alone.
-FOLLOWED: dict[str, Callable[[Training], None]] = {
+FOLLOWED: dict[str, Deed] = {
     "nothing": lambda t: None,
     "state loaded into the wrapped optimizer": _load_in_inner,
     "the same under a scheduler": _schedule_before_load,
@@ -217,7 +170,7 @@ def _reorder(t: Training) -> None:
 
 
 def _step_inner(t: Training) -> None:
-    t.backward()
+    loss_of(t.module).backward()
     t.inner.step()
 
 
@@ -252,7 +205,7 @@ def _reshape(t: Training) -> None:
 
 
 # The next step, or the deed itself, is refused with a text that has these words.
-REFUSED: dict[str, tuple[Callable[[Training], None], str]] = {
+REFUSED: dict[str, tuple[Deed, str]] = {
     "group added": (_add_group, "extra.weight was added to the groups of the SGD"),
     "parameter added": (_append, "a parameter of shape [7] was added to the groups"),
     "parameter removed": (_remove, "last.bias was taken out of the groups of the SGD"),
@@ -282,63 +235,3 @@ UNLIKE: dict[tuple[str, str], str] = {
     ("served by the tensor", "edited"): "first.weight was changed between two steps on rank 0",
 }
 DEEDS = FOLLOWED | {name: deed for name, (deed, _) in REFUSED.items()}
-
-
-def do_all(way: str | None, deeds: list[str]) -> dict[str, list[np.ndarray] | str | None]:
-    """By deed: the parameters of the model two steps after it, or the text of the error. None on a
-    server."""
-    return {deed: do(way, deed) for deed in deeds}
-
-
-def do(way: str | None, deed: str) -> list[np.ndarray] | str | None:
-    model = Tied()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    old = inner.state_dict()
-    old["param_groups"][0]["lr"] = 0.02
-    old = copy.deepcopy(old)
-    optimizer: Any = inner if way is None else WAYS[way](inner, model)
-    training = Training(model, inner, optimizer, old)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # coarse gradients, schedulers before the first step
-        try:
-            if isinstance(optimizer, ServerOptimizer):
-                optimizer.connect()
-                if optimizer.is_server:
-                    with contextlib.suppress(CommunicationError):  # the worker raised
-                        optimizer.serve()
-                    return None
-            training.step()
-            training.step()
-            DEEDS[deed](training)
-            training.step()
-            training.step()
-        except (RuntimeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            if way is not None:
-                optimizer.close()
-    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
-
-
-def copy_everything(way: str) -> dict[str, str]:
-    """What is said by each way to copy."""
-    model = Tied()
-    optimizer: Any = WAYS[way](torch.optim.SGD(model.parameters(), lr=0.1), model)
-    said = {}
-    ways: dict[str, Callable[[Any], Any]] = {
-        "copy": copy.copy,
-        "deepcopy": copy.deepcopy,
-        "pickle": pickle.dumps,
-        "torch.save": lambda o: torch.save(o, io.BytesIO()),
-        "in a dictionary": lambda o: copy.deepcopy({"optimizer": o}),
-    }
-    for name, make in ways.items():
-        try:
-            make(optimizer)
-            said[name] = "nothing"
-        except TypeError as error:
-            said[name] = str(error)
-    copied = copy.deepcopy(model)
-    torch.save(copied, io.BytesIO())
-    optimizer.close()
-    return said
