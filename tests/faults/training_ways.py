@@ -136,16 +136,6 @@ def _build(job: Job) -> Training:
     return build(way, make_model(), _sgd, **options)
 
 
-def _states_of(training: Training) -> dict[str, Any]:
-    """What a checkpoint has. A server's state has the model."""
-    states = {"optimizer": training.optimizer}
-    if training.way.kind != "server":
-        states["model"] = training.model
-    if training.source not in (None, training.optimizer):
-        states["gradwire"] = training.source
-    return states
-
-
 def train(job: Job) -> None:
     """Trains for `job.steps` steps, and leaves a file with the digest of the model."""
     _settle_in(job)
@@ -158,9 +148,8 @@ def train(job: Job) -> None:
     step = 0
     if job.resume_from is not None:
         saved = torch.load(_checkpoint_of(job, number), weights_only=True)
-        for name, state in _states_of(training).items():
-            state.load_state_dict(saved[name])
         step = saved["step"]
+        training.load(saved, step)
 
     def on_step(step: int) -> None:
         os.pwrite(progress, b"%8d" % step, 0)
@@ -226,8 +215,7 @@ def _loss_of(module: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def _save(job: Job, training: Training, step: int, number: int) -> None:
-    states = {name: state.state_dict() for name, state in _states_of(training).items()}
-    save({"step": step, "number": number, **states}, job.checkpoints / f"{step}.pt")
+    save({"step": step, "number": number, **training.state()}, job.checkpoints / f"{step}.pt")
 
 
 def _checkpoint_of(job: Job, number: int) -> Path:

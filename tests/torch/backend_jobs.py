@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,9 +18,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.nn.parallel import DistributedDataParallel
 
 from cluster import free_port
 from gradwire.torch import register_backend
@@ -27,7 +26,9 @@ from gradwire.torch.backend.collective import Rules
 from gradwire.torch.backend.process_group import GradwireGroup
 from gradwire.torch.checkpoint import residuals_in
 from gradwire.torch.exchange_settings import ExchangeSettings
-from training import batch, make_model, make_optimizer
+from runs import said_by
+from training import loss_of, make_model
+from ways import Way, build
 
 NUMEL = 4096
 
@@ -161,25 +162,19 @@ def _non_finite() -> dict[str, Any]:
 
 def train(way: str) -> tuple[list[float], bytes, dict[str, Any]]:
     """Losses, parameters and statistics of a training, over whatever group is the default one."""
-    model: Any = make_model()
-    group: Any = dist.group.WORLD
-    if way == "fsdp":
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        group = mesh.get_group()
-        fully_shard(model.first, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    optimizer = make_optimizer(model)
-    forward = DistributedDataParallel(model) if way == "ddp" else model
+    training = build(Way(way), make_model())
     losses = []
-    for step in range(8):
-        inputs, labels = batch(dist.get_rank(), step)
-        loss = nn.functional.cross_entropy(forward(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    whole = [p.full_tensor() if way == "fsdp" else p for p in model.parameters()]
+
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        value = loss_of(module, rank, step)
+        losses.append(value.item())
+        return value
+
+    training.run(8, loss)
+    parameters = list(training.model.parameters())
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in parameters]
     values = b"".join(p.detach().numpy().tobytes() for p in whole)
+    group: Any = dist.group.WORLD
     return losses, values, group.stats() if hasattr(group, "stats") else {}
 
 
@@ -188,20 +183,11 @@ def _lose_a_rank() -> str:
     dist.all_reduce(values)
     if dist.get_rank() == 2:
         os._exit(3)
-    try:
-        for _ in range(2):
-            dist.all_reduce(values)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    return said_by(lambda: [dist.all_reduce(values) for _ in range(2)])
 
 
 def _unlike_sizes() -> str:
-    try:
-        dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank()))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    return said_by(lambda: dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank())))
 
 
 def _reduce_a_negative() -> bool:
@@ -266,8 +252,8 @@ def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any
 _JOBS = {
     "collectives": _collectives,
     "non-finite": _non_finite,
-    "ddp": lambda: train("ddp"),
-    "fsdp": lambda: train("fsdp"),
+    "plain": partial(train, "plain"),
+    "plain fsdp": partial(train, "plain fsdp"),
     "lose a rank": _lose_a_rank,
     "reduce a negative": _reduce_a_negative,
     "reduce parameters": _reduce_parameters,

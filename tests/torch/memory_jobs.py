@@ -21,9 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.torch import (
     FullyShardComm,
     GradwireState,
-    LocalSteps,
-    ServerOptimizer,
-    ShardedOptimizer,
     gradwire_hook,
 )
 from gradwire.torch.buckets.reduction import ExchangeWork, Op, write_shard
@@ -31,6 +28,7 @@ from gradwire.torch.fsdp.legs import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import DefaultAllGather, find_units
 from gradwire.torch.options import grouped
 from processes import status_of
+from ways import Program, Training, Way, build
 
 TENSORS, ROWS, COLUMNS = 6, 3072, 1000
 VALUES = TENSORS * ROWS * COLUMNS
@@ -108,7 +106,7 @@ def train_with_hook(
     model: Weights, codec: str, exchange: str, settings: dict[str, Any]
 ) -> tuple[int, float]:
     """The bytes that the hook takes, and the bytes of a value in the last step's pushes."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = _sgd(list(model.parameters()))
 
     def train(hook: Any, state: Any) -> None:
         # Without this flag DDP begins with one bucket, and makes new ones later.
@@ -126,15 +124,21 @@ def train_with_hook(
     return beyond, sent
 
 
-def _train_with(model: Weights, wrap: Callable[[Any], Any], steps: int) -> int:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    without = peak_of(lambda: _train(model, optimizer, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train_with(model: Weights, way: Way, steps: int) -> int:
+    """The bytes that a way to train takes whose model is a usual one."""
+
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        value: torch.Tensor = module()
+        return value
+
+    alone = Training(Way("alone"), model, _sgd, Program())
+    without = peak_of(lambda: alone.run(2, loss))
+    alone.optimizer.zero_grad()
     kept = []
 
     def train() -> None:
-        kept.append(wrap(optimizer))
-        _train(model, kept[0], steps)
+        kept.append(build(way, model, _sgd))
+        kept[0].run(steps, loss)
 
     beyond = peak_of(train) - without
     dist.barrier()
@@ -142,39 +146,15 @@ def _train_with(model: Weights, wrap: Callable[[Any], Any], steps: int) -> int:
     return beyond
 
 
-def train_sharded(model: Weights, codec: str) -> int:
-    return _train_with(model, lambda inner: ShardedOptimizer(inner, model, codec), 3)
-
-
-def train_locally(model: Weights, codec: str, settings: dict[str, Any]) -> int:
-    return _train_with(
-        model, lambda inner: LocalSteps(inner, model, codec=codec, **grouped(settings)), 9
-    )
-
-
-def train_on_server(model: Weights, codec: str) -> int:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    without = peak_of(lambda: _train(model, optimizer, 2))
-
-    def serve_or_train() -> None:
-        sharing = ServerOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.01), codec=codec, servers=1, model=model
-        )
-        if sharing.is_server:
-            sharing.serve()
-            return
-        sharing.connect()
-        _train(model, sharing, 3)
-        sharing.close()
-
-    return peak_of(serve_or_train) - without
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
 
 
 def train_fully_sharded(model: Weights, replicas: int, codec: str, settings: dict[str, Any]) -> int:
     """Each layer is a unit, sharded among world_size / replicas ranks."""
 
     def train(sharded: Weights) -> None:
-        _train(sharded, torch.optim.SGD(sharded.parameters(), lr=0.01), 2)
+        _train(sharded, _sgd(list(sharded.parameters())), 2)
 
     def train_without() -> int:
         plain = _shard(model, replicas)

@@ -96,7 +96,7 @@ def test_parameters_are_summed_as_any_tensor(cluster: Cluster) -> None:
         assert is_right
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["plain", "plain fsdp"], ids=["ddp", "fsdp"])
 def test_trainings_run_over_it(cluster: Cluster, way: str) -> None:
     exact = cluster.run(4, backend_jobs.train, way)
     ranks = cluster.run(4, backend_jobs.over_backend, way, {"min_numel": 1000})

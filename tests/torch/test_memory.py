@@ -12,6 +12,7 @@ import torch
 
 import memory_jobs as jobs
 from cluster import Cluster
+from ways import Way
 
 RANKS = 3
 
@@ -36,6 +37,7 @@ def rooms(values: float, size: float) -> float:
     return (RANKS - 1) / RANKS * values * size
 
 
+INT8 = {"codec": "int8"}
 N, B, T = jobs.VALUES, jobs.LARGEST_BUCKET, jobs.VALUES // jobs.TENSORS
 TERNGRAD = N * (0.25 * 2 + 0.375 + 0.25 + 1) / 3 + rooms(B, 0.375)
 # In a bucket of two tensors it owns a piece of each, and draws one after the other.
@@ -80,7 +82,7 @@ def test_a_packet_has_the_bytes_that_a_coder_sends(
 
 
 def test_sharded_optimizer(ranks: Cluster) -> None:
-    taken = ranks.run(RANKS, jobs.measure, jobs.train_sharded, "int8")
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with, Way("sharded", INT8), 3)
     check(taken, [N * (4 + 4 + 1 + 8 / RANKS) + rooms(N, 1)] * RANKS)
 
 
@@ -98,7 +100,8 @@ LOCAL_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("way", LOCAL_STEPS)
 def test_local_steps(ranks: Cluster, way: str) -> None:
     settings, expected = LOCAL_STEPS[way]
-    taken = ranks.run(RANKS, jobs.measure, jobs.train_locally, "int8", settings)
+    way = Way("local", INT8 | settings)
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with, way, 9)
     check(taken, [expected] * RANKS)
 
 
@@ -121,7 +124,7 @@ def test_fully_shard_comm(ranks: Cluster, way: str) -> None:
 
 
 def test_server_and_workers(ranks: Cluster) -> None:
-    taken = ranks.run(RANKS, jobs.measure, jobs.train_on_server, "int8")
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with, Way("server", INT8, servers=1), 3)
     workers = RANKS - 1
     server = N * (8 + 4 + (3 + 2 * workers)) + 4 * N / jobs.TENSORS
     check(taken, [N * (4 + 4 + 4)] * workers + [server])
