@@ -249,7 +249,7 @@ def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any
     return {"given": given.numpy(), "summed": summed.numpy(), "owed": owed.numpy()}
 
 
-_JOBS = {
+_JOBS: dict[str, Callable[[], Any]] = {
     "collectives": _collectives,
     "non-finite": _non_finite,
     "plain": partial(train, "plain"),

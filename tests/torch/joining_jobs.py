@@ -18,10 +18,10 @@ from gradwire.torch import ServerOptimizer
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.network.transport import Kind
 from gradwire.torch.network.wire import Wire
-from gradwire.torch.options import grouped
 from gradwire.torch.server.server_link import Message
-from server_jobs import LOCAL
+from runs import sgd
 from training import TwoPaths, batch, digest, make_model
+from ways import Way, build
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Course:
     until: int = 20
     ranks: int = 3
     servers: int = 1
-    local: str = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
     decay: float = 1.0
     dtype: torch.dtype = torch.float32
@@ -100,20 +99,10 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
         model.last = nn.Linear(12 * 14, course.classes)
     if course.has_buffers:
         model.register_buffer("seen", torch.zeros(1))
-    arguments = {"lost_after": 12.0, "timeout": 60.0, "servers": course.servers} | course.options
-    optimizer = ServerOptimizer(
-        LOCAL[course.local](model.parameters()),
-        model=model,
-        **grouped(
-            {
-                "on_lost": "continue",
-                "store": store,
-                "ranks": course.ranks,
-                "role": course.role,
-                **arguments,
-            }
-        ),
-    )
+    limits = {"on_lost": "continue", "lost_after": 12.0, "timeout": 60.0}
+    way = Way("server", {**limits, **course.options}, servers=course.servers)
+    training = build(way, model, sgd, store=store, ranks=course.ranks, role=course.role)
+    optimizer: ServerOptimizer = training.optimizer
     ended.rank = optimizer.rank
     if course.folder:
         (Path(course.folder) / f"rank{optimizer.rank}").write_text(str(course.number))

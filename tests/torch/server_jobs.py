@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,15 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch import ServerOptimizer
-from gradwire.torch.options import grouped
-from training import batch, digest, make_model
-
-LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.003),
-}
+from runs import sgd
+from training import digest, loss_of, make_model
+from ways import Inner, Way, build
 
 
 @dataclass(frozen=True)
 class Job:
     versions: int = 8
-    local: str = "sgd"
+    inner: Inner = sgd
     arguments: dict[str, Any] = field(default_factory=dict)  # of ServerOptimizer
     decay: float = 1.0  # a scheduler on the workers multiplies lr by it in each step
     stalled: int = -1  # a worker that waits, before its step 3,
@@ -63,11 +59,9 @@ def run(job: Job) -> Served:
     if rank == 0:  # connect() must replace a model that differs
         with torch.no_grad():
             model.first.bias.add_(1.0)
-    arguments = {"timeout": 20.0} | job.arguments | (job.other if rank == 1 else {})
-    local = LOCAL[job.local](model.parameters())
-    optimizer = ServerOptimizer(
-        local, named_parameters=model.named_parameters(), model=model, **grouped(arguments)
-    )
+    usual = {"timeout": 20.0, "servers": 1}
+    way = Way("server", usual | job.arguments | (job.other if rank == 1 else {}))
+    optimizer: ServerOptimizer = build(way, model, job.inner).optimizer
     path = Path(job.folder) / f"rank{rank}.pt"
     if job.resume:
         optimizer.load_state_dict(torch.load(path, weights_only=True))
@@ -103,9 +97,8 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
         if step == 3 and optimizer.rank == job.leaver:
             break
         _on_version(job, optimizer, optimizer.version)
-        inputs, labels = batch(optimizer.rank, optimizer.version % 3)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss = loss_of(model, optimizer.rank, optimizer.version % 3)
         spoil = step == 2 and optimizer.rank == job.non_finite_at_backward
         with _spoiled(model) if spoil else contextlib.nullcontext():
             loss.backward()
@@ -155,13 +148,12 @@ def _on_version(job: Job, optimizer: ServerOptimizer, version: int) -> None:
 def train_alone(job: Job, workers: int) -> dict[str, torch.Tensor]:
     """The same training in one process, without gradwire."""
     model = make_model()
-    optimizer = LOCAL[job.local](model.parameters())
+    optimizer = job.inner(list(model.parameters()))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, job.decay)
     for version in range(job.versions):
         optimizer.zero_grad()
         for rank in range(workers):
-            inputs, labels = batch(rank, version % 3)
-            (nn.functional.cross_entropy(model(inputs), labels) / workers).backward()
+            (loss_of(model, rank, version % 3) / workers).backward()
         optimizer.step()
         scheduler.step()
     return {name: p.detach() for name, p in model.named_parameters()}

@@ -134,7 +134,7 @@ def bytes_of(training: Training) -> bytes:
 
 def own_state(state: State) -> State:
     """That of gradwire's object."""
-    own: State = state.get("gradwire", state["optimizer"])
+    own: State = state["gradwire"] if "gradwire" in state else state["optimizer"]
     return own
 
 

@@ -470,7 +470,11 @@ def test_local_steps_of_sharded_replicas_are_those_of_whole_ones(way: str) -> No
 
 
 def test_local_steps_of_sharded_replicas_compress_and_resume() -> None:
-    coarse = {"codec": "3lc:s=1.00,coder=rice", "clip_norm": 1.0, "correct_noise": None}
+    coarse: dict[str, Any] = {
+        "codec": "3lc:s=1.00,coder=rice",
+        "clip_norm": 1.0,
+        "correct_noise": None,
+    }
     case = replace(of_replicas(**coarse), notes=(4,))
     straight = runs.run_one(4, case)
     resumed = runs.run_one(4, runs.restarted(case, straight, 4))

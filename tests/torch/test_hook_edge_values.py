@@ -17,12 +17,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import jobs
 from cluster import Cluster
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.errors import NonFiniteStepWarning
 from on_host import device_kernels
-from owed import gradients, owed
+from owed import Owed, gradients, owed
 from training import batch, make_model
 
 NAME = "second.weight"
@@ -45,7 +44,7 @@ class Edge:
     """Seen from one rank; lists have an entry for each step."""
 
     averaged: list[np.ndarray]  # the average of NAME
-    owed: list[jobs.Owed]  # residuals after the step
+    owed: list[Owed]  # residuals after the step
     skipped: list[bool]
     scales: list[float]  # of the loss, after the step; empty without a gradient scaler
     warnings: list[str]

@@ -110,7 +110,8 @@ def test_wrong_uses_are_refused(what: str, message: str) -> None:
         ddp, state = DistributedDataParallel(model), GradwireState()
         ddp.register_comm_hook(state, gradwire_hook)
         if what == "shared state":
-            DistributedDataParallel(nn.Linear(4, 4)).register_comm_hook(state, gradwire_hook)
+            other = DistributedDataParallel(nn.Linear(4, 4))
+            other.register_comm_hook(state, gradwire_hook)
         ddp(inputs).sum().backward()
 
     assert message in threads(1, lambda rank: said_by(lambda: misuse(rank)))[0]

@@ -100,8 +100,8 @@ LOCAL_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("way", LOCAL_STEPS)
 def test_local_steps(ranks: Cluster, way: str) -> None:
     settings, expected = LOCAL_STEPS[way]
-    way = Way("local", INT8 | settings)
-    taken = ranks.run(RANKS, jobs.measure, jobs.train_with, way, 9)
+    chosen = Way("local", INT8 | settings)
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with, chosen, 9)
     check(taken, [expected] * RANKS)
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from cluster import Cluster
+from runs import adam, sgd
 from server_jobs import Job, Served, run, train_alone
+from ways import Inner
 
 
 def check_replicas(workers: list[Served]) -> None:
@@ -19,10 +21,12 @@ def check_replicas(workers: list[Served]) -> None:
         assert worker.final == workers[0].final
 
 
-@pytest.mark.parametrize("local", ["sgd", "adam"])
-def test_uncompressed_training_is_that_of_the_local_optimizer(cluster: Cluster, local: str) -> None:
+@pytest.mark.parametrize("inner", [sgd, adam], ids=["sgd", "adam"])
+def test_uncompressed_training_is_that_of_the_local_optimizer(
+    cluster: Cluster, inner: Inner
+) -> None:
     """Only the workers run the schedule."""
-    job = Job(local=local, decay=0.8, arguments={"codec": "raw"})
+    job = Job(inner=inner, decay=0.8, arguments={"codec": "raw"})
     answers = cluster.run(3, run, job)
     check_replicas(answers[:2])
     for name, expected in train_alone(job, 2).items():
@@ -78,7 +82,7 @@ def test_a_worker_away_for_longer_than_the_history_gets_the_model(
 
 
 def test_stale_pulls_end_with_the_same_model(cluster: Cluster) -> None:
-    job = Job(versions=60, local="adam", arguments={"staleness": 2})
+    job = Job(versions=60, inner=adam, arguments={"staleness": 2})
     answers = cluster.run(4, run, job)
     check_replicas(answers[:3])
     assert all(answer.version >= 60 for answer in answers)
@@ -114,7 +118,7 @@ def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> No
 
 
 def test_a_server_with_adam_says_that_gradients_are_coarse(cluster: Cluster) -> None:
-    *workers, server = cluster.run(3, run, Job(local="adam", arguments={"codec": "3lc:s=1"}))
+    *workers, server = cluster.run(3, run, Job(inner=adam, arguments={"codec": "3lc:s=1"}))
     (said,) = server.warnings
     assert said.startswith("Adam learns several times too slowly from gradients compressed with")
     assert server.stats["remarks"] == (said,)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +21,10 @@ from cluster import Cluster, Failed
 from gradwire.torch import Execution, ServerOptimizer
 from gradwire.torch.options import grouped
 from gradwire.torch.server.barrier import PartTimes
-from server_jobs import LOCAL, Job, Served, run
+from runs import adam, sgd, threads
+from server_jobs import Job, Served, run
 from training import batch, digest, make_model
+from ways import Inner
 
 TENSOR: dict[str, Any] = {"barrier": "tensor"}
 CODECS = ["3lc:s=1.5,coder=rice", "qsgd:bits=4", "raw"]
@@ -57,7 +61,7 @@ class Way:
     barrier: str = "tensor"
     steps: int = 6
     codec: str = CODECS[0]
-    local: str = "adam"
+    inner: Inner = adam
     micro_batches: int = 1
     servers: int = 1
     mistake: Callable[[nn.Module, ServerOptimizer], None] | None = None  # after backward
@@ -74,7 +78,7 @@ class Trained:
 def train_attention(way: Way) -> Trained:
     model, trained = Attention(), Trained()
     optimizer = ServerOptimizer(
-        LOCAL[way.local](model.parameters()),
+        way.inner(list(model.parameters())),
         model=model,
         codec=way.codec,
         servers=way.servers,
@@ -123,8 +127,8 @@ def _die_in_backward(model: Attention, at: int) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_bits_are_those_of_the_barrier_of_steps(cluster: Cluster, codec: str) -> None:
     """Workers read their models after every step."""
-    for local, servers in (("sgd", 1), ("adam", 2)):
-        job = Job(local=local, decay=0.8, arguments={"codec": codec, "servers": servers})
+    for inner, servers in ((sgd, 1), (adam, 2)):
+        job = Job(inner=inner, decay=0.8, arguments={"codec": codec, "servers": servers})
         expected = cluster.run(2 + servers, run, job)
         arguments = job.arguments | TENSOR
         answers = cluster.run(2 + servers, run, replace(job, arguments=arguments))
@@ -196,7 +200,7 @@ def test_what_a_push_in_the_backward_pass_rules_out_is_said(
 def use_secretly() -> None:
     """From step 2 on, a tensor is used without a call of its module."""
     model = make_model()
-    optimizer = ServerOptimizer(LOCAL["sgd"](model.parameters()), model=model, **grouped(TENSOR))
+    optimizer = ServerOptimizer(sgd(model.parameters()), model=model, **grouped(TENSOR))
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()
@@ -235,7 +239,7 @@ def read_model() -> list[bool]:
     `synchronize`, are as after `close`."""
     model = make_model()
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    local = LOCAL["sgd"](model.parameters())
+    local = sgd(model.parameters())
     optimizer = ServerOptimizer(local, model=model, codec="raw", **grouped(TENSOR))
     optimizer.connect()
     if optimizer.is_server:
@@ -288,24 +292,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def refuse() -> dict[str, str]:
-    said, model = {}, make_model()
-    for what, (arguments, _) in REFUSED.items():
-        given = arguments | ({"model": model} if arguments.get("model") is True else {})
-        named = model.named_parameters()
-        try:
-            ServerOptimizer(
-                LOCAL["sgd"](model.parameters()), named_parameters=named, **grouped(given)
-            )
-        except ValueError as error:
-            said[what] = str(error)
-    return said
+def test_settings_that_exclude_each_other_are_refused() -> None:
+    def refuse(rank: int) -> None:
+        model = make_model()
+        for arguments, words in REFUSED.values():
+            given = arguments | ({"model": model} if arguments.get("model") is True else {})
+            make = partial(ServerOptimizer, named_parameters=model.named_parameters())
+            with pytest.raises(ValueError, match=re.escape(words)):
+                make(sgd(model.parameters()), **grouped(given))
 
-
-def test_settings_that_exclude_each_other_are_refused(cluster: Cluster) -> None:
-    said = cluster.run(2, refuse)[0]
-    for what, (_, words) in REFUSED.items():
-        assert words in said[what]
+    threads(2, refuse)
 
 
 def differ() -> Served:

@@ -14,20 +14,22 @@ from torch import nn
 from cluster import Cluster, Failed
 from gradwire.torch import ServerOptimizer
 from gradwire.torch.options import grouped
+from runs import adam, sgd
 from server_jobs import Job, run, train_alone
 from test_server import check_replicas
 from training import batch, make_model
+from ways import Inner
 
 TRITS: dict[str, Any] = {"pulls": "gradients", "codec": "terngrad"}
 
 
-@pytest.mark.parametrize("local", ["sgd", "adam"])
+@pytest.mark.parametrize("inner", [sgd, adam], ids=["sgd", "adam"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_uncompressed_training_is_that_of_the_local_optimizer(
-    cluster: Cluster, local: str, servers: int
+    cluster: Cluster, inner: Inner, servers: int
 ) -> None:
     job = Job(
-        local=local,
+        inner=inner,
         decay=0.8,
         arguments={"pulls": "gradients", "codec": "raw", "servers": servers},
     )

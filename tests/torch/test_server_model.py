@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from cluster import Cluster, Failed
 from gradwire.torch import Execution, ServerOptimizer
 from gradwire.torch.options import grouped
-from server_jobs import LOCAL
+from runs import sgd, threads
 from training import batch, digest, make_model
 
 
@@ -40,7 +41,7 @@ def train_scaled(scale: float | None, spoiled: bool) -> Trained:
     """Six steps; in step 3 the gradient of worker 1 overflows. None: without a GradScaler."""
     model, trained = make_model(), Trained()
     optimizer = ServerOptimizer(
-        LOCAL["sgd"](model.parameters()), codec="3lc:s=1.5", execution=Execution(timeout=20.0)
+        sgd(model.parameters()), codec="3lc:s=1.5", execution=Execution(timeout=20.0)
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     optimizer.connect()
@@ -82,7 +83,7 @@ def test_a_version_that_overflows_on_one_worker_is_skipped_by_all(cluster: Clust
 
 def scale_tensor_by_tensor() -> None:
     model = make_model()
-    local = LOCAL["sgd"](model.parameters())
+    local = sgd(model.parameters())
     optimizer = ServerOptimizer(local, model=model, barrier="tensor")
     scaler = torch.amp.GradScaler("cpu")
     optimizer.connect()
@@ -169,7 +170,7 @@ def train_normalized(path: str, versions: int, sender: int, resume: bool) -> Tra
     rank = dist.get_rank()
     model.mean.fill_(float(rank))  # connect() must replace it
     optimizer = ServerOptimizer(
-        LOCAL["sgd"](model.parameters()),
+        sgd(model.parameters()),
         model=model,
         buffers_from=sender,
         buffers_every=4,
@@ -223,27 +224,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def refuse() -> dict[str, str]:
-    said, model = {}, Normalized()
-    for what, (arguments, _) in REFUSED.items():
-        try:
-            ServerOptimizer(
-                LOCAL["sgd"](model.parameters()), **grouped({"model": model} | arguments)
-            )
-        except ValueError as error:
-            said[what] = str(error)
-    return said
+def test_buffers_that_nobody_can_send_are_refused() -> None:
+    def refuse(rank: int) -> None:
+        model = Normalized()
+        for arguments, words in REFUSED.values():
+            with pytest.raises(ValueError, match=re.escape(words)):
+                ServerOptimizer(sgd(model.parameters()), **grouped({"model": model} | arguments))
 
-
-def test_buffers_that_nobody_can_send_are_refused(cluster: Cluster) -> None:
-    said = cluster.run(2, refuse)[0]
-    for what, (_, words) in REFUSED.items():
-        assert words in said[what]
+    threads(2, refuse)
 
 
 def differ() -> None:
     model = Normalized() if dist.get_rank() else nn.Sequential(nn.Linear(48, 32))
-    local = LOCAL["sgd"](model.parameters())
+    local = sgd(model.parameters())
     ServerOptimizer(local, model=model, buffers_from=0, execution=Execution(timeout=20.0)).connect()
 
 

@@ -319,7 +319,7 @@ class LoopbackGroup(dist.ProcessGroup):
         _write(output.view(-1), torch.cat([given[0].view(-1) for given in self._gather([tensor])]))
         return _done([output])
 
-    def allgather_into_tensor_coalesced(  # type: ignore[override] # of DTensors
+    def allgather_into_tensor_coalesced(  # of DTensors
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         for output, tensor in zip(outputs, tensors, strict=True):
