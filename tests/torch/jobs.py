@@ -42,6 +42,7 @@ from training import (
     save,
     train,
 )
+from ways import build
 
 
 def train_each(all_options: list[Options]) -> list[Trained]:
@@ -62,51 +63,50 @@ def train_unlike(options_by_rank: list[Options]) -> Trained:
     return train(options_by_rank[dist.get_rank()])
 
 
+def _sum_of_outputs(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+    outputs: torch.Tensor = module(torch.randn(4, 8))
+    return outputs.sum()
+
+
 def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
     """DDP broadcasts buffers before each forward, so it may notice the lost rank first."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    ddp = DistributedDataParallel(model)
-    state = GradwireState()
-    ddp.register_comm_hook(state, gradwire_hook)
+    training = build("hook", model)
+
+    def on_step(steps: int) -> None:
+        if dist.get_rank() == victim and steps == at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+
     try:
-        for step in range(100):
-            if dist.get_rank() == victim and step == at_step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            ddp(torch.randn(4, 8)).sum().backward()
-            time.sleep(0.05)
+        training.run(100, _sum_of_outputs, on_step)
     except RuntimeError as error:
-        raise state.explain(error) from error
+        raise training.source.explain(error) from error
     return "nobody was lost"
 
 
 def see_pytorchs_error_before_a_rank_is_gone(victim: int) -> str:
     """PyTorch's own connection to a process that ends may close long before gradwire's."""
-    model = nn.Linear(8, 2)
-    ddp = DistributedDataParallel(model)
-    state = GradwireState()
-    ddp.register_comm_hook(state, gradwire_hook)
-    ddp(torch.randn(4, 8)).sum().backward()
+    training = build("hook", nn.Linear(8, 2))
+    training.step(_sum_of_outputs)
     dist.barrier()
     if dist.get_rank() == victim:
         time.sleep(0.3)
         os._exit(3)
-    return str(state.explain(RuntimeError("Connection closed by peer")))
+    return str(training.source.explain(RuntimeError("Connection closed by peer")))
 
 
 def wait_elsewhere_for_a_stopped_rank(victim: int, seconds: float) -> str:
     """The ranks sum over a group of the program, whose timeout is shorter than gradwire's."""
-    model = nn.Linear(8, 2)
-    ddp = DistributedDataParallel(model)
-    state = GradwireState()
-    ddp.register_comm_hook(state, gradwire_hook)
-    ddp(torch.randn(4, 8)).sum().backward()
+    training = build("hook", nn.Linear(8, 2))
+    training.step(_sum_of_outputs)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
     if dist.get_rank() == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         dist.all_reduce(torch.ones(4), group=group)
     except RuntimeError as error:
-        raise state.explain(error) from error
+        raise training.source.explain(error) from error
     return "nobody waited in vain"
 
 

@@ -139,6 +139,8 @@ def train_with(model: Weights, way: Way, steps: int) -> int:
     def train() -> None:
         kept.append(build(way, model, _sgd))
         kept[0].run(steps, loss)
+        if way.servers:
+            kept[0].close()  # a server serves until all workers do
 
     beyond = peak_of(train) - without
     dist.barrier()

@@ -17,7 +17,7 @@ from gradwire.torch.errors import NonFiniteStepWarning
 from gradwire.torch.options import grouped
 from gradwire.torch.stats import ChosenCodec
 from owed import Owed, gradients, owed, total_owed
-from training import batch, digest, make_model, make_optimizer
+from training import batch, digest, loss_of, make_model, make_optimizer
 
 
 @dataclass
@@ -60,16 +60,15 @@ def train_scaled(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps):
-            inputs, labels = batch(rank, step)
             result.scales.append(scaler.get_scale())
             result.owed.append(owed(state))
             result.chosen.append(state.stats().chosen)
             alone.load_state_dict(model.state_dict())
             alone.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(alone(inputs), labels)).backward()
+            scaler.scale(loss_of(alone, rank, step)).backward()
             result.own.append(gradients(alone))
             optimizer.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(ddp(inputs), labels)).backward()
+            scaler.scale(loss_of(ddp, rank, step)).backward()
             result.averaged.append(gradients(model))
             scaler.step(optimizer)
             scaler.update()
