@@ -46,9 +46,8 @@ def loss_of(model: Any, *args: int) -> torch.Tensor:
 
 
 def _load_in_inner(t: Training) -> None:
-    state = t.inner.state_dict()
-    groups = [dict(group, lr=0.02) for group in state["param_groups"]]
-    t.inner.load_state_dict({"state": {}, "param_groups": groups})
+    other = torch.optim.SGD(t.model.parameters(), lr=0.02, momentum=0.9)
+    t.inner.load_state_dict(other.state_dict())
 
 
 def _replace_groups(t: Training) -> None:

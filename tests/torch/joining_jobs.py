@@ -21,7 +21,7 @@ from gradwire.torch.network.wire import Wire
 from gradwire.torch.server.server_link import Message
 from runs import sgd
 from training import TwoPaths, batch, digest, make_model
-from ways import Way, build
+from ways import Inner, Way, build
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Course:
     until: int = 20
     ranks: int = 3
     servers: int = 1
+    inner: Inner = sgd
     options: dict[str, Any] = field(default_factory=dict)
     decay: float = 1.0
     dtype: torch.dtype = torch.float32
@@ -101,7 +102,7 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
         model.register_buffer("seen", torch.zeros(1))
     limits = {"on_lost": "continue", "lost_after": 12.0, "timeout": 60.0}
     way = Way("server", {**limits, **course.options}, servers=course.servers)
-    training = build(way, model, sgd, store=store, ranks=course.ranks, role=course.role)
+    training = build(way, model, course.inner, store=store, ranks=course.ranks, role=course.role)
     optimizer: ServerOptimizer = training.optimizer
     ended.rank = optimizer.rank
     if course.folder:

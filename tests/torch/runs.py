@@ -56,6 +56,10 @@ def make_different_model() -> TwoPaths:
     return model
 
 
+def _nothing(training: Training) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Case:
     """How all ranks train.
@@ -84,7 +88,7 @@ class Case:
     after: Mapping[int, Deed] = field(default_factory=dict)
     scheduled: bool = False
     scale: float | None = None
-    begin: Deed = lambda training: None
+    begin: Deed = _nothing
     loss: Loss = loss_of
     model: Callable[[], nn.Module] = make_different_model
 
@@ -160,10 +164,6 @@ def run(case: Case) -> Run:
         run.stats, run.report = source.stats().as_dict(), source.stats().report()
     training.close()
     return run
-
-
-def _nothing(training: Training) -> None:
-    pass
 
 
 def run_each(world: int, cases: Mapping[str, Case]) -> list[dict[str, Run]]:

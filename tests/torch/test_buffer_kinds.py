@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
 
-from cluster import Cluster
-from gradwire.torch import LocalSteps, ServerOptimizer, ShardedOptimizer
+from runs import said_by, threads
+from ways import Way, build
 
 
 def _make(kind: str, value: float) -> torch.Tensor:
@@ -28,88 +26,70 @@ def _make(kind: str, value: float) -> torch.Tensor:
         return torch.full((4,), value)
 
 
-def _train(model: nn.Module, way: str) -> None:
-    local = SGD(model.parameters(), lr=0.1)
-    optimizer: Any
-    if way == "server":
-        optimizer = ServerOptimizer(local, model=model, buffers_from=0, buffers_every=1)
-        optimizer.connect()
-        if optimizer.is_server:
-            optimizer.serve()
-            return
-    else:
-        optimizer = {"local": LocalSteps, "sharded": ShardedOptimizer}[way](local, model)
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    optimizer.close()
+WAYS = {
+    "local": Way("local"),
+    "sharded": Way("sharded"),
+    "server": Way("server", {"buffers_from": 0, "buffers_every": 1}, servers=1),
+}
 
 
-def train_with_buffer(way: str, kind: str, ignored: bool) -> tuple[str, list[complex]]:
+def train(model: nn.Module, way: str) -> None:
+    training = build(WAYS[way], model)
+    training.run(1, lambda module, rank, step: module(torch.ones(1, 4)).sum())
+    training.close()
+
+
+def train_with_buffer(way: str, kind: str, ignored: bool) -> list[tuple[str, list[complex]]]:
     """What was said, and the buffer's values afterwards. Ranks begin with 1, 2, ..."""
-    model = nn.Sequential(nn.Linear(4, 4))
-    model[0].register_buffer("table", _make(kind, dist.get_rank() + 1.0))
-    if ignored:
-        names = ["0.table"]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-    said = ""
-    try:
-        _train(model, way)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    table = model.get_buffer("0.table")
-    return said, [] if table.is_meta else [complex(v) for v in table.to_dense().tolist()]
 
-
-def refusals_of_parameters(way: str) -> dict[str, str]:
-    """What is said to a parameter of each kind."""
-    said = {}
-    for kind, dtype in (("complex", torch.complex64), ("double", torch.float64)):
-        model = nn.Sequential(nn.Linear(4, 4, dtype=dtype))
-        said[kind] = _refusal(model, way)
-    with torch.inference_mode():
+    def job(rank: int) -> tuple[str, list[complex]]:
         model = nn.Sequential(nn.Linear(4, 4))
-    said["inference"] = _refusal(model, way)
-    return said
+        model[0].register_buffer("table", _make(kind, rank + 1.0))
+        if ignored:
+            names = ["0.table"]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        said = said_by(lambda: train(model, way))
+        table = model.get_buffer("0.table")
+        return said, [] if table.is_meta else [complex(v) for v in table.to_dense().tolist()]
 
-
-def _refusal(model: nn.Module, way: str) -> str:
-    try:
-        _train(model, way)
-    except TypeError as error:
-        return str(error)
-    return "taken"
-
-
-WAYS = ["local", "sharded", "server"]
+    return threads(2, job)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["sparse", "expanded", "meta"])
 def test_a_buffer_that_cannot_be_written_is_refused_by_name_and_can_be_left_out(
-    cluster: Cluster, way: str, kind: str
+    way: str, kind: str
 ) -> None:
-    for said, _ in cluster.run(2, train_with_buffer, way, kind, False):
+    for said, _ in train_with_buffer(way, kind, False):
         assert said.startswith("TypeError: the buffer 0.table is ")
         assert kind in said
         assert "_set_params_and_buffers_to_ignore_for_model(model, ['0.table'])" in said
-    for rank, (said, values) in enumerate(cluster.run(2, train_with_buffer, way, kind, True)):
-        assert said == ""
+    for rank, (said, values) in enumerate(train_with_buffer(way, kind, True)):
+        assert said == "nothing"
         assert kind == "meta" or values[0] == rank + 1, "each rank keeps its own"
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["plain", "inference", "conjugate"])
-def test_buffers_of_other_kinds_are_taken_over(cluster: Cluster, way: str, kind: str) -> None:
+def test_buffers_of_other_kinds_are_taken_over(way: str, kind: str) -> None:
     first = 2 if way == "server" else 1  # the server's, or rank 0's
-    for said, values in cluster.run(2, train_with_buffer, way, kind, False):
-        assert said == ""
+    for said, values in train_with_buffer(way, kind, False):
+        assert said == "nothing"
         assert values == [first * (1 - 1j) if kind == "conjugate" else first] * 4
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_parameters_that_are_not_exchanged_are_named(cluster: Cluster, way: str) -> None:
-    for said in cluster.run(2, refusals_of_parameters, way):
-        assert "0.weight is torch.complex64" in said["complex"]
-        assert "torch.view_as_real" in said["complex"]
-        assert "0.weight is torch.float64" in said["double"]
-        assert "0.weight was made inside torch.inference_mode()" in said["inference"]
+def test_parameters_that_are_not_exchanged_are_named(way: str) -> None:
+    def check(rank: int) -> None:
+        for dtype in (torch.complex64, torch.double):
+            model = nn.Sequential(nn.Linear(4, 4, dtype=dtype))
+            said = said_by(partial(train, model, way))
+            assert said.startswith("TypeError")
+            assert f"0.weight is {dtype}" in said
+            assert "torch.view_as_real" in said or dtype is torch.double
+        with torch.inference_mode():
+            model = nn.Sequential(nn.Linear(4, 4))
+        said = said_by(lambda: train(model, way))
+        assert "TypeError: 0.weight was made inside torch.inference_mode()" in said
+
+    threads(2, check)

@@ -18,19 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from cluster import Cluster
-from gradwire.torch import (
-    Execution,
-    GradwireState,
-    ServerOptimizer,
-    ShardedOptimizer,
-    gradwire_hook,
-)
 from gradwire.torch.errors import CommunicationError
 from selection import long
-from training import batch, make_model
+from training import loss_of, make_model
+from ways import Way, build
 
 Watched = dict[str, weakref.ref[Any]]
 
@@ -39,7 +32,7 @@ def leftovers(way: str, fails: bool) -> list[str]:
     """Names of objects and threads that outlive a training. `fails`: an error ended it."""
     gc.collect()
     earlier = set(threading.enumerate())
-    watched = _WAYS[way](fails)
+    watched = _train(_WAYS[way], fails)
     gc.collect()
     kept = [name for name, reference in watched.items() if reference() is not None]
     own = set(threading.enumerate()) - earlier
@@ -49,66 +42,33 @@ def leftovers(way: str, fails: bool) -> list[str]:
     return kept + [thread.name for thread in threads if thread.is_alive()]
 
 
-def _hook(fails: bool) -> Watched:
-    ddp = DistributedDataParallel(make_model())
-    state = GradwireState()
-    ddp.register_comm_hook(state, gradwire_hook)
+def _train(way: Way, fails: bool) -> Watched:
+    """With `fails`, rank 0, or the server, stops with an error after two steps, and the others see
+    that in the third."""
+    training = build(way, make_model(), timeout=60.0)
+    source = training.source
+    stops = source.is_server if way.servers else dist.get_rank() == 0
 
-    def step(number: int) -> None:
-        ddp(batch(0, number)[0]).sum().backward()
-
-    _train(step, state.close, state, fails)
-    return {"model": weakref.ref(ddp), "owner": weakref.ref(state)}
-
-
-def _sharded(fails: bool) -> Watched:
-    model = make_model()
-    optimizer = ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-    def step(number: int) -> None:
-        model(batch(0, number)[0]).sum().backward()
-        optimizer.step()
-
-    _train(step, optimizer.close, optimizer, fails)
-    watched = {"model": model, "owner": optimizer, "shard": optimizer._shard}
-    return {name: weakref.ref(value) for name, value in watched.items()}
-
-
-def _train(step: Callable[[int], None], close: Callable[[], None], owner: Any, fails: bool) -> None:
-    """With `fails`, rank 0 leaves after two steps, and the others see that in the third."""
-    for number in range(2):
-        step(number)
-    if not fails:
-        return
-    if dist.get_rank() == 0:
-        close()
-    else:
-        _expect_error(lambda: step(2))
-    assert isinstance(owner.error, CommunicationError)
-
-
-def _server(fails: bool) -> Watched:
-    """Rank 1 serves. With `fails`, it stops with an error of its own after two versions."""
-    model = make_model()
-    local = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = ServerOptimizer(local, model=model, execution=Execution(timeout=60.0))
-    optimizer.connect()
-
-    def stop(version: int) -> None:
-        if fails and version == 2:
+    def on_step(steps: int) -> None:
+        if fails and stops and steps == 2:
             raise ValueError("stopped by the test")
 
     def run() -> None:
-        if optimizer.is_server:
-            optimizer.serve(stop)
-            return
-        for number in range(2 + fails):
-            nn.functional.cross_entropy(model(batch(0, number)[0]), batch(0, number)[1]).backward()
-            optimizer.step()
-        optimizer.close()
+        training.run(2 + fails, loss_of, on_step)
 
-    _expect_error(run) if fails else run()
-    watched = {"model": model, "owner": optimizer, "side": optimizer._side}
+    if fails:
+        _expect_error(run)
+        if stops:
+            training.close()
+        assert isinstance(source.error, CommunicationError) or way.servers
+    else:
+        run()
+        if way.servers:
+            training.close()
+    watched = {"model": training.module, "owner": source}
+    for part in ("_shard", "_side"):
+        if hasattr(source, part):
+            watched[part] = getattr(source, part)
     return {name: weakref.ref(value) for name, value in watched.items()}
 
 
@@ -137,30 +97,22 @@ def serve_many(way: str, times: int) -> list[Held]:
 
 
 def _serve_once(way: str) -> None:
-    model = nn.Linear(1000, 1000, bias=False)
-    optimizer = ServerOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), execution=Execution(timeout=60.0)
-    )
-    optimizer.connect()
+    training = build(_WAYS["server"], nn.Linear(1000, 1000, bias=False), timeout=60.0)
+    training.optimizer.connect()
 
-    def stop(version: int) -> None:
-        if version == 2 and way == "error":
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        outputs: torch.Tensor = module(torch.ones(1, 1000))
+        return outputs.sum()
+
+    def on_step(steps: int) -> None:
+        if steps == 2 and way == "error" and training.optimizer.is_server:
             raise ValueError("stopped by the test")
 
-    def run() -> None:
-        if optimizer.is_server:
-            optimizer.serve(stop)
-            return
-        for _ in range(2 + (way == "error")):
-            model(torch.ones(1, 1000)).sum().backward()
-            optimizer.step()
-        if way == "close":
-            optimizer.close()
-
     if way == "error":
-        _expect_error(run)
+        _expect_error(lambda: training.run(3, loss, on_step))
     elif way == "close":
-        run()
+        training.run(2, loss)
+        training.close()
     else:
         dist.barrier()  # what was not flushed may be lost
 
@@ -187,11 +139,7 @@ def _expect_error(run: Callable[[], None]) -> None:
     raise AssertionError("there was no error")
 
 
-_WAYS: dict[str, Callable[[bool], Watched]] = {
-    "hook": _hook,
-    "sharded": _sharded,
-    "server": _server,
-}
+_WAYS = {"hook": Way("hook"), "sharded": Way("sharded"), "server": Way("server", servers=1)}
 
 
 @pytest.mark.parametrize("fails", [False, True])

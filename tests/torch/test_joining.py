@@ -16,6 +16,7 @@ import torch
 from cluster import free_port
 from joining_jobs import Course, Ended, take_part, wait_asked, wait_file
 from member_jobs import Fleet, Plan, host_store
+from runs import adam
 from selection import long
 
 RAW: dict[str, Any] = {"codec": "raw"}
@@ -94,7 +95,7 @@ class Training:
 
 CASES: dict[str, dict[str, Any]] = {
     "raw": {"options": RAW},
-    "adam": {"options": TERNARY, "local": "adam", "decay": 0.9},
+    "adam": {"options": TERNARY, "inner": adam, "decay": 0.9},
     "drawn": {"options": {"codec": "terngrad"}},
     "tensor": {"options": TERNARY | {"barrier": "tensor"}},
     "two servers": {"options": TERNARY, "servers": 2, "ranks": 4},
