@@ -74,9 +74,9 @@ def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
     training = build("hook", model)
 
     def on_step(steps: int) -> None:
+        time.sleep(0.05)
         if dist.get_rank() == victim and steps == at_step:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.05)
 
     try:
         training.run(100, _sum_of_outputs, on_step)
