@@ -139,8 +139,9 @@ def train_with(model: Weights, way: Way, steps: int) -> int:
     def train() -> None:
         kept.append(build(way, model, _sgd))
         kept[0].run(steps, loss)
-        if way.servers:
-            kept[0].close()  # a server serves until all workers do
+        if way.servers:  # one serves until all workers have closed
+            kept[0].optimizer.zero_grad()
+            kept[0].close()
 
     beyond = peak_of(train) - without
     dist.barrier()
