@@ -160,6 +160,7 @@ def run(case: Case) -> Run:
     _here.said = run.warnings
     case.begin(training)
     training.run(case.steps - case.start, loss, note)
+    assert not any(values.any() for values in training.model.buffers()), "rank 0 has zeros"
     if source is not None:
         run.stats, run.report = source.stats().as_dict(), source.stats().report()
     training.close()
