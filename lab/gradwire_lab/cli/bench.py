@@ -5,11 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import groupby, product
 from typing import Annotated, Any
 
-from rich.console import Console
-from rich.progress import Progress
 from typer import BadParameter, Option
 
 import gradwire
@@ -25,18 +23,10 @@ from gradwire.cli.output import (
     significant,
 )
 from gradwire.machine import describe_build, describe_machine
-from gradwire_lab.bench import (
-    CODECS,
-    OPERATIONS,
-    SIZES,
-    Case,
-    Measurement,
-    Workload,
-    measure,
-)
+from gradwire_lab.bench import CODECS, OPERATIONS, SIZES, Case, Measurement, Workload, measure
 from gradwire_lab.bench_data import BenchData, load_data
+from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
-from gradwire_lab.progress_line import ProgressLine
 
 _LARGEST_SIZE = 2**31
 
@@ -83,7 +73,7 @@ def bench(
     sizes = [parse_count(text, "--size", _LARGEST_SIZE) for text in size] if size else SIZES
     operations = _choose("--operation", operation, OPERATIONS)
     targets, counts = _choose_targets(target), threads or (1, 2)
-    # The cases of one codec and size follow each other, so that _measure_all shares a Workload.
+    # The cases of one codec and size follow each other, so that they share a Workload.
     planned = [
         Case(name, numel, *other)
         for numel, name in product(sizes, codec or CODECS)
@@ -104,19 +94,15 @@ def bench(
 def _measure_all(
     planned: list[Case], values: BenchData, seconds: float, seed: int
 ) -> dict[Case, Measurement]:
-    measured: dict[Case, Measurement] = {}
-    work: Workload | None = None
-    console = Console(stderr=True)
-    line, hidden = ProgressLine(console), not console.is_terminal
-    with Progress(line, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=len(planned))
-        for case in planned:
-            progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
-            if work is None or (work.codec, work.numel) != (case.codec, case.numel):
-                work = None  # frees its memory before the next Workload takes memory
-                work = Workload(case.codec, case.numel, values, seed)
-            measured[case] = measure(work, case, seconds)
-            progress.advance(task)
+    measured = {}
+    with ProgressOfSteps(len(planned), is_shown=sys.stderr.isatty()) as progress:
+        for (codec, numel), cases in groupby(planned, lambda case: (case.codec, case.numel)):
+            work = Workload(codec, numel, values, seed)
+            for case in cases:
+                progress.begin(f"{codec} {case.operation} {numel}")
+                measured[case] = measure(work, case, seconds)
+                progress.end_step()
+            del work  # frees its memory before the next Workload takes memory
     return measured
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import BadParameter, Option
 
@@ -35,9 +35,10 @@ from gradwire_lab.cli.network_options import (
 from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
 from gradwire_lab.plan.advise import check_servers
+from gradwire_lab.plan.assumed import measure_speed
 from gradwire_lab.plan.predict import LayerBucket, cut_buckets, join
 from gradwire_lab.plan.profile import Layer, PlanError, Profile, read_profile
-from gradwire_lab.plan.simulate import Simulated, check_ranks, free_memory
+from gradwire_lab.plan.simulate import Simulated, check_ranks
 from gradwire_lab.plan.simulate import simulate as run
 from gradwire_lab.train.settings import SERVED
 
@@ -101,17 +102,20 @@ def simulate(
     check_servers(servers or 0, [exchange], every)
     if exchange not in SERVED:
         _check_exchange(exchange)
-    buckets = _one_bucket(values) if model is None else cut_buckets(model)
+    if model is not None:
+        buckets = cut_buckets(model)
+    else:
+        layer = Layer("values", (parse_count(values or "", "--values"), 1), 0.0)
+        buckets = [LayerBucket((layer,), 0.0)]
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
-    limit = free_memory() if memory is None else parse_count(memory, "--memory")
-    state: Literal["free", "allowed"] = "free" if memory is None else "allowed"
+    limit = None if memory is None else parse_count(memory, "--memory")
     clusters = [
         cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
         for count in _parse_ranks(ranks)
     ]
     for cluster in clusters:
-        check_ranks(cluster, codec, exchange, buckets, limit, state)
+        check_ranks(cluster, codec, exchange, buckets, limit)
     gradients = load_data(data, seed)
     speed = _speed_of(model, codec_time)
     rows = []
@@ -130,7 +134,7 @@ def simulate(
                 steps=steps,
                 memory=limit,
                 seed=seed,
-                on_step=progress.advance,
+                on_step=progress.end_step,
             )
             rows.append(row)
     whole = [_step_seconds(model, row, buckets, every) for row in rows]
@@ -151,11 +155,6 @@ def simulate(
         print_json(document)
     else:
         _print(rows, whole, every)
-
-
-def _one_bucket(values: str | None) -> list[LayerBucket]:
-    assert values is not None
-    return [LayerBucket((Layer("values", (parse_count(values, "--values"), 1), 0.0),), 0.0)]
 
 
 def _check_exchange(text: str) -> None:
@@ -182,14 +181,8 @@ def _speed_of(
         if model is not None and codec in model.codecs:
             known = model.codecs[codec]
             return known.encode_seconds, known.decode_seconds
-        from gradwire_lab.bench import Case, Workload, measure
-
-        work = Workload(codec, _BENCH_VALUES, load_data("auto", 0), 0)
-        encode, decode = (
-            measure(work, Case(codec, _BENCH_VALUES, operation, "auto", 1), _BENCH_SECONDS).seconds
-            for operation in ("encode", "decode_add")
-        )
-        return encode / _BENCH_VALUES, decode / _BENCH_VALUES
+        measured = measure_speed(codec, _BENCH_VALUES, _BENCH_SECONDS, load_data("auto", 0))
+        return measured.encode_seconds, measured.decode_seconds
 
     return speed
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from gradwire.machine import describe_build, describe_machine, load_average
-from gradwire_lab.bench import Case, Workload, measure
+from gradwire_lab.bench import OPERATIONS, Case, Workload, measure
 from gradwire_lab.bench_data import BenchData, load_data
 from gradwire_lab.plan.predict import BUCKET_BYTES
 from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
@@ -26,7 +26,7 @@ def assume_profile(values: int, compute_seconds: float, codecs: Sequence[str]) -
     come evenly in the rest. Raises GradwireError (an unknown codec), TensorFileError.
     """
     load, data = load_average(), load_data("auto", 0)
-    speeds = {codec: _measure_codec(codec, values, data) for codec in codecs}
+    speeds = {c: measure_speed(c, min(values, _WORKLOAD), _CODEC_SECONDS, data) for c in codecs}
     transport = MessageCosts()
     if find_spec("torch") is not None:
         from gradwire_lab.plan.measure import measure_transport
@@ -60,11 +60,10 @@ def _equal_layers(values: int, seconds: float) -> tuple[Layer, ...]:
     return tuple(Layer(f"layer{i}", (n, 1), seconds / count) for i, n in enumerate(sizes))
 
 
-def _measure_codec(codec: str, values: int, data: BenchData) -> CodecSpeed:
-    numel = min(values, _WORKLOAD)
+def measure_speed(codec: str, numel: int, seconds: float, data: BenchData) -> CodecSpeed:
+    """seconds: how long each operation is measured."""
     work = Workload(codec, numel, data, 0)
     encode, decode = (
-        measure(work, Case(codec, numel, operation, "auto", 1), _CODEC_SECONDS)
-        for operation in ("encode", "decode_add")
+        measure(work, Case(codec, numel, operation, "auto", 1), seconds) for operation in OPERATIONS
     )
     return CodecSpeed(encode.seconds / numel, decode.seconds / numel, encode.bits_per_value)

@@ -116,10 +116,10 @@ def sharded(volume: Volume, cluster: Cluster) -> Cost:
     )
 
 
-def ring(volume: Volume, cluster: Cluster) -> Cost:
+def ring(volume: Volume, cluster: Cluster, packet_bytes: int = _PACKET_BYTES) -> Cost:
     n, k, many = cluster.ranks, cluster.ranks_per_machine, cluster.machines > 1
     shares = volume.shares_of(n)
-    both, packets = volume.pushed + volume.pulled, 2 * (n - 1) * _PACKET_BYTES
+    both, packets = volume.pushed + volume.pulled, 2 * (n - 1) * packet_bytes
     # From rank r to the next come the pushes of all shards but r's, and the pulls of all but the
     # next rank's.
     sent = [
@@ -128,7 +128,7 @@ def ring(volume: Volume, cluster: Cluster) -> Cost:
     ]
     hops = 2 * (n - 1)  # of each shard
     between, after = _between_machines(hops, cluster)
-    hop_bytes = max(shares) * both / 2 + _PACKET_BYTES  # of the largest shard
+    hop_bytes = max(shares) * both / 2 + packet_bytes  # of the largest shard
     way_bytes, link_bytes = (between + after) * hop_bytes, max(sent[k - 1 :: k]) * many
     return Cost(
         ways=between,
@@ -206,18 +206,10 @@ def server(volume: Volume, cluster: Cluster) -> Cost:
 
 def allreduce(volume: Volume, cluster: Cluster) -> Cost:
     """DDP's, a ring of Gloo; its bytes are `pushed`, uncompressed."""
-    n, many = cluster.ranks, cluster.machines > 1
-    hops = 2 * (n - 1)
-    between, after = _between_machines(hops, cluster)
-    sent = hops / n * volume.pushed
-    return Cost(
-        ways=between,
-        way_bytes=(between + after) / n * volume.pushed,
-        way_local_bytes=(hops - between) / n * volume.pushed,
-        link_bytes=sent * many,
-        local_bytes=sent * (cluster.ranks_per_machine > 1),
-        rank_bytes=sent,
-    )
+    even = Volume(volume.values, volume.pushed, volume.pushed)
+    cost = ring(even, cluster, packet_bytes=0)
+    sent = 2 * (cluster.ranks - 1) / cluster.ranks * volume.pushed
+    return replace(cost, idle_bytes=0.0, encoded=0.0, decoded=0.0, handled=0.0, rank_bytes=sent)
 
 
 def tree(volume: Volume, cluster: Cluster) -> Cost:
@@ -272,10 +264,8 @@ def exchange_cost(exchange: str, volume: Volume, cluster: Cluster) -> Cost:
     if info["between_machines"]:
         return hierarchical(volume, cluster)
     cost = _BY_ROUTES[tuple(leg["route"] for leg in info["legs"])](volume, cluster)
-    return with_scales(cost, cluster) if info["scale_legs"] else cost
-
-
-def with_scales(cost: Cost, cluster: Cluster) -> Cost:
-    """Before the trits, every rank sends the largest magnitudes to all others."""
-    many = 1 * (cluster.machines > 1)
-    return replace(cost, ways=cost.ways + many, handled=cost.handled + 2 * (cluster.ranks - 1))
+    if info["scale_legs"]:
+        # Before the trits, every rank sends the largest magnitudes to all others.
+        ways = cost.ways + (cluster.machines > 1)
+        return replace(cost, ways=ways, handled=cost.handled + 2 * (cluster.ranks - 1))
+    return cost

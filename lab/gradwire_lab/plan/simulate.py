@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,7 @@ def simulate(
     Raises PlanError for more ranks than the simulation or the memory takes and for gradients that
     are not finite, GradwireError for an unknown codec or exchange, or two that do not go together.
     """
-    if memory is None:
-        check_ranks(cluster, codec, exchange, buckets, free_memory())
-    else:
-        check_ranks(cluster, codec, exchange, buckets, memory, "allowed")
+    check_ranks(cluster, codec, exchange, buckets, memory)
     if not np.isfinite(values).all():
         raise PlanError("gradients with NaN or Inf: such steps are skipped, so they have no time")
     ranks, servers, owners = _world(cluster, exchange)
@@ -149,11 +146,11 @@ def check_ranks(
     codec: str,
     exchange: str,
     buckets: Sequence[LayerBucket],
-    memory: int,
-    state: Literal["free", "allowed"] = "free",
+    memory: int | None = None,
 ) -> None:
-    """state: of the bytes of memory. Raises PlanError that says how many ranks there can be, and
-    servers."""
+    """memory: bytes that are allowed; None: those that are free. Raises PlanError that says how
+    many ranks there can be, and servers."""
+    memory, state = (free_memory(), "free") if memory is None else (memory, "allowed")
     servers = cluster.servers
     ranks = cluster.ranks + servers
     beside = f" and {count_servers(servers)}" if servers else ""
