@@ -152,15 +152,17 @@ def check(work: Workload, target: str, threads: int) -> None:
         raise CheckError(f"{where}: not the bytes of the scalar target")
     if not _same_bits(compressor.residual, scalar.residual):
         raise CheckError(f"{where}: not the residual of the scalar target")
-    decoded = np.ones(work.numel, np.float32)
-    gradwire.decode_into(frame, decoded, target=target, threads=threads)
-    total = np.ones(work.numel, np.float32)
-    gradwire.decode_into(frame, total, accumulate=True, target=target, threads=threads)
+
+    def decode(**options: Any) -> Floats:
+        values = np.ones(work.numel, np.float32)
+        gradwire.decode_into(frame, values, **options)
+        return values
+
+    decoded = decode(target=target, threads=threads)
+    total = decode(accumulate=True, target=target, threads=threads)
     if not _same_bits(total, np.float32(1) + decoded):
         raise CheckError(f"{where}: decode_add is not decode and add")
-    expected = np.ones(work.numel, np.float32)
-    gradwire.decode_into(frame, expected, target="scalar")
-    if not _same_bits(decoded, expected):
+    if not _same_bits(decoded, decode(target="scalar")):
         raise CheckError(f"{where}: not the values of the scalar target")
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
@@ -10,78 +14,79 @@ from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.profile import PlanError
 from gradwire_lab.train.settings import SettingsError, parse_bandwidth
 
-BandwidthOption = Annotated[
-    str | None,
-    Option(
-        help="Rate of every machine's link, each way, such as 100mbit or 10gbit; none: no limit. "
-        "Needed.",
-    ),
-]
-LatencyOption = Annotated[
-    float, Option(help="Milliseconds that a message takes from a machine to another.")
-]
-PerMachineOption = Annotated[
-    int, Option(help="Consecutive ranks that share a machine and its link.")
-]
-LocalBandwidthOption = Annotated[
-    str, Option(help="Rate of a rank inside its machine, each way; none: no limit.")
-]
-BurstOption = Annotated[
-    int,
-    Option(
-        metavar="BYTES",
-        help="Bytes that a link passes at once, each way, after it was idle: the size of its token "
-        "bucket, as `tc tbf` and cloud providers have it.",
-    ),
-]
+_BANDWIDTH_HELP = (
+    "Rate of every machine's link, each way, such as 100mbit or 10gbit; none: no limit. Needed."
+)
+_LATENCY_HELP = "Milliseconds that a message takes from a machine to another."
+_PER_MACHINE_HELP = "Consecutive ranks that share a machine and its link."
+_LOCAL_HELP = "Rate of a rank inside its machine, each way; none: no limit."
+_BURST_HELP = (
+    "Bytes that a link passes at once, each way, after it was idle: the size of its token bucket, "
+    "as `tc tbf` and cloud providers have it."
+)
+_SERVERS_HELP = (
+    "With --exchange server: processes that hold the model, beside the --ranks workers, each on a "
+    "machine of its own."
+)
+_EVERY_HELP = (
+    "Local steps: steps from one exchange of the whole model to the next, as in `gradwire train`."
+)
 # As many as `gradwire train` takes.
-ServersOption = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=100,
-        help="With --exchange server: processes that hold the model, beside the --ranks workers, "
-        "each on a machine of its own.",
-    ),
-]
-EveryOption = Annotated[
-    int,
-    Option(
-        min=1,
-        help="Local steps: steps from one exchange of the whole model to the next, as in "
-        "`gradwire train`.",
-    ),
-]
+ServersOption = Annotated[int | None, Option(min=1, max=100, help=_SERVERS_HELP)]
+EveryOption = Annotated[int, Option(min=1, help=_EVERY_HELP)]
 
 
-def cluster_of(
-    ranks: int,
-    bandwidth: str | None,
-    latency: float,
-    per_machine: int,
-    local_bandwidth: str,
-    servers: int | None,
-    burst: int,
-) -> Cluster:
-    """Raises PlanError and SettingsError, which say what is valid."""
-    if bandwidth is None:
-        raise PlanError(
-            "the bandwidth of the network is needed: --bandwidth 100mbit, or none for no limit"
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Each field is an option of the commands."""
+
+    bandwidth: Annotated[str | None, Option(help=_BANDWIDTH_HELP)] = None
+    latency: Annotated[float, Option(help=_LATENCY_HELP)] = 0.0
+    ranks_per_machine: Annotated[int, Option(help=_PER_MACHINE_HELP)] = 1
+    local_bandwidth: Annotated[str, Option(help=_LOCAL_HELP)] = "none"
+    burst: Annotated[int, Option(metavar="BYTES", help=_BURST_HELP)] = 0
+
+    def cluster(self, ranks: int, servers: int | None) -> Cluster:
+        """Raises PlanError and SettingsError, which say what is valid."""
+        if self.bandwidth is None:
+            raise PlanError(
+                "the bandwidth of the network is needed: --bandwidth 100mbit, or none for no limit"
+            )
+        rate = parse_bandwidth(self.bandwidth)
+        try:
+            local_rate = parse_bandwidth(self.local_bandwidth)
+        except SettingsError as error:  # it names --bandwidth
+            raise SettingsError("--local-bandwidth", error.message) from error
+        return Cluster(
+            ranks=ranks,
+            bandwidth=rate,
+            latency=self.latency / 1e3,
+            ranks_per_machine=self.ranks_per_machine,
+            local_bandwidth=local_rate,
+            servers=servers or 0,
+            burst=self.burst,
         )
-    return Cluster(
-        ranks=ranks,
-        bandwidth=parse_bandwidth(bandwidth),
-        latency=latency / 1e3,
-        ranks_per_machine=per_machine,
-        local_bandwidth=_local(local_bandwidth),
-        servers=servers or 0,
-        burst=burst,
-    )
 
 
-def _local(text: str) -> int | None:
-    """Bits a second. The error of parse_bandwidth names --bandwidth."""
-    try:
-        return parse_bandwidth(text)
-    except SettingsError as error:
-        raise SettingsError("--local-bandwidth", error.message) from error
+def with_network(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of a network in place of its parameter `network`."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        network = NetworkOptions(
+            **{one.name: given.pop(one.name) for one in fields(NetworkOptions)}
+        )
+        command(**given, network=network)
+
+    signature = inspect.signature(command, eval_str=True)
+    types = get_type_hints(NetworkOptions, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "network":
+            parameters.append(parameter)
+            continue
+        for one in fields(NetworkOptions):
+            changes = {"name": one.name, "default": one.default, "annotation": types[one.name]}
+            parameters.append(parameter.replace(**changes))
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -24,14 +24,10 @@ from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import Schedule
 from gradwire.machine import load_average
 from gradwire_lab.cli.network_options import (
-    BandwidthOption,
-    BurstOption,
     EveryOption,
-    LatencyOption,
-    LocalBandwidthOption,
-    PerMachineOption,
+    NetworkOptions,
     ServersOption,
-    cluster_of,
+    with_network,
 )
 from gradwire_lab.cli.quantities import parse_count, parse_seconds
 from gradwire_lab.plan.advise import (
@@ -70,6 +66,7 @@ _FRAGMENTS_HELP = "With --every: parts of the model, whose exchanges take turns 
 _DELAY_HELP = "With --every: steps that an exchange may take while the next ones compute."
 
 
+@with_network
 def plan(
     context: Context,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
@@ -82,11 +79,8 @@ def plan(
     ] = None,
     profile_steps: Annotated[int, Option(min=4, help="Steps that are measured.")] = 20,
     ranks: Annotated[int | None, Option(help=_RANKS_HELP)] = None,
-    bandwidth: BandwidthOption = None,
-    latency: LatencyOption = 0.0,
-    ranks_per_machine: PerMachineOption = 1,
-    local_bandwidth: LocalBandwidthOption = "none",
-    burst: BurstOption = 0,
+    *,
+    network: NetworkOptions,
     codec: Annotated[
         list[str] | None, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)
     ] = None,
@@ -117,9 +111,8 @@ def plan(
     check_servers(servers or 0, exchange or (), every)
     check_exchanges(codec or (), exchange or ())
     schedule = _schedule(every, fragments, delay)
-    network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
-    if bandwidth is not None:
-        cluster_of(ranks or workers or 2, *network)
+    if network.bandwidth is not None:
+        network.cluster(ranks or workers or 2, servers)
     if profile_out is not None:
         _check_writable(profile_out)
     if profile is not None:
@@ -133,10 +126,10 @@ def plan(
         measured = _measure(model, workers or ranks or 2, codec or CODECS, profile_steps)
     if profile_out is not None:
         measured.write(profile_out)
-        if bandwidth is None:
+        if network.bandwidth is None:
             say(f"wrote {profile_out}")
             return
-    cluster = cluster_of(ranks or measured.workers, *network)
+    cluster = network.cluster(ranks or measured.workers, servers)
     made = make_plan(measured, cluster, codec or (), exchange or (), schedule=schedule)
     if as_json:
         print_json(_document(measured, cluster, made))

@@ -23,14 +23,10 @@ from gradwire.cli.output import (
 from gradwire.errors import RECOMMENDED
 from gradwire_lab.bench_data import load_data
 from gradwire_lab.cli.network_options import (
-    BandwidthOption,
-    BurstOption,
     EveryOption,
-    LatencyOption,
-    LocalBandwidthOption,
-    PerMachineOption,
+    NetworkOptions,
     ServersOption,
-    cluster_of,
+    with_network,
 )
 from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
@@ -54,6 +50,7 @@ _DATA_HELP = "Gradients, as `gradwire bench` takes them: recorded, synthetic, a 
 _MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system has free."
 
 
+@with_network
 def simulate(
     ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
     codec: Annotated[
@@ -65,11 +62,8 @@ def simulate(
     ] = "sharded",
     values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
-    bandwidth: BandwidthOption = None,
-    latency: LatencyOption = 0.0,
-    ranks_per_machine: PerMachineOption = 1,
-    local_bandwidth: LocalBandwidthOption = "none",
-    burst: BurstOption = 0,
+    *,
+    network: NetworkOptions,
     servers: ServersOption = None,
     every: EveryOption = 1,
     codec_time: Annotated[str, Option(metavar=f"{_MEASURED}|{_NONE}", help=_CODEC_TIME_HELP)] = (
@@ -110,10 +104,7 @@ def simulate(
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
     limit = None if memory is None else parse_count(memory, "--memory")
-    clusters = [
-        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
-        for count in _parse_ranks(ranks)
-    ]
+    clusters = [network.cluster(count, servers) for count in _parse_ranks(ranks)]
     for cluster in clusters:
         check_ranks(cluster, codec, exchange, buckets, limit)
     gradients = load_data(data, seed)

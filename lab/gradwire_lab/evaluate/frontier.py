@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradwire_lab.evaluate.arms import HOOK, Arm, arm
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
@@ -30,23 +30,12 @@ _ALL = (
 _FOR_GRADIENTS = ("qsgd:bits=4", "terngrad", "stoch3", "inceptionn:bound=10")
 
 _UPDATES: dict[str, Any] = {"compress": "updates"}  # of the workers' optimizers: LocalSteps
-_TITLES = {
-    "gpt": "Transformer with AdamW",
-    "resnet8": "ResNet-8 with SGD",
-    "lenet": "LeNet with SGD",
-    "mlp": "Perceptron with SGD",
-    "lstm": "LSTM with SGD",
-}
-_ABOUT = {
-    "gpt": "Sequences of 64 bytes of Python's library. The workers' own AdamW "
-    "steps, and their changes are compressed (`LocalSteps`).",
-    "resnet8": "The workers push gradients and "
-    "pull the change of the model (`ShardedOptimizer`, servers).",
-    "lenet": "With dropout 0.5. As the ResNet.",
-    "mlp": "As the ResNet.",
-    "lstm": "Sequences of 64 bytes of Python's library, gradients clipped at norm 1. The workers' "
-    "changes are compressed (`LocalSteps`).",
-}
+
+
+class _Task(NamedTuple):
+    title: str
+    about: str
+    arms: dict[str, Arm]
 
 
 def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO, seeds: int = 2) -> dict[str, Arm]:
@@ -62,51 +51,64 @@ def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO, seeds: int = 2
     return arms
 
 
-_ARMS: dict[str, dict[str, Arm]] = {
-    "gpt": {
-        "DDP": arm("gpt", "ddp", seeds=_SEEDS),
-        _S1: arm("gpt", _S1, seeds=_SEEDS),
-        f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
-        _GROUPS: arm("gpt", _GROUPS),
-        _AUTO: arm("gpt", _AUTO),
-        **{codec: arm("gpt", codec) for codec in _ALL},
-    },
-    "resnet8": _images(
-        "resnet8",
-        ("3lc:s=1.75,coder=rice", arm("resnet8", "3lc:s=1.75,coder=rice", seeds=_SEEDS)),
-        (f"every=4, {_S1}", arm("resnet8", _S1, seeds=_SEEDS, every=4, **_UPDATES)),
-        auto="auto:bits=0.7",  # 3lc:s=1 sends more than half a bit of its pulls
-        seeds=1,  # each takes ten minutes
+_TASKS = {
+    "gpt": _Task(
+        "Transformer with AdamW",
+        "Sequences of 64 bytes of Python's library. The workers' own AdamW steps, and their "
+        "changes are compressed (`LocalSteps`).",
+        {
+            "DDP": arm("gpt", "ddp", seeds=_SEEDS),
+            _S1: arm("gpt", _S1, seeds=_SEEDS),
+            f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
+            **{codec: arm("gpt", codec) for codec in (_GROUPS, _AUTO, *_ALL)},
+        },
     ),
-    "lenet": _images(
-        "lenet",
-        (_GROUPS, arm("lenet", _GROUPS, seeds=_SEEDS)),
-        ("3lc:s=1.50,coder=rice", arm("lenet", "3lc:s=1.50,coder=rice", seeds=_SEEDS)),
-        (f"{_S1} (the hook)", arm("lenet", _S1, seeds=_SEEDS, exchange=HOOK)),
+    "resnet8": _Task(
+        "ResNet-8 with SGD",
+        "The workers push gradients and pull the change of the model (`ShardedOptimizer`, "
+        "servers).",
+        _images(
+            "resnet8",
+            ("3lc:s=1.75,coder=rice", arm("resnet8", "3lc:s=1.75,coder=rice", seeds=_SEEDS)),
+            (f"every=4, {_S1}", arm("resnet8", _S1, seeds=_SEEDS, every=4, **_UPDATES)),
+            auto="auto:bits=0.7",  # 3lc:s=1 sends more than half a bit of its pulls
+            seeds=1,  # each takes ten minutes
+        ),
     ),
-    "mlp": _images("mlp"),
-    "lstm": {
-        "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
-        _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
-        _GROUPS: arm("lstm", _GROUPS, **_UPDATES),
-        _AUTO: arm("lstm", _AUTO, **_UPDATES),
-        **{codec: arm("lstm", codec, **_UPDATES) for codec in _ALL},
-    },
+    "lenet": _Task(
+        "LeNet with SGD",
+        "With dropout 0.5. As the ResNet.",
+        _images(
+            "lenet",
+            (_GROUPS, arm("lenet", _GROUPS, seeds=_SEEDS)),
+            ("3lc:s=1.50,coder=rice", arm("lenet", "3lc:s=1.50,coder=rice", seeds=_SEEDS)),
+            (f"{_S1} (the hook)", arm("lenet", _S1, seeds=_SEEDS, exchange=HOOK)),
+        ),
+    ),
+    "mlp": _Task("Perceptron with SGD", "As the ResNet.", _images("mlp")),
+    "lstm": _Task(
+        "LSTM with SGD",
+        "Sequences of 64 bytes of Python's library, gradients clipped at norm 1. The workers' "
+        "changes are compressed (`LocalSteps`).",
+        {
+            "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
+            _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
+            **{codec: arm("lstm", codec, **_UPDATES) for codec in (_GROUPS, _AUTO, *_ALL)},
+        },
+    ),
 }
 
 
-def _table(found: Found, task: str) -> str:
-    arms = {
-        re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label): one for label, one in _ARMS[task].items()
-    }
-    base, *others = arms
-    others.sort(key=lambda label: -(found.series(arms[label], "").bits or 0.0))
-    return accuracy_table(found, {label: arms[label] for label in (base, *others)})
+def _table(found: Found, arms: dict[str, Arm]) -> str:
+    coded = {re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label): one for label, one in arms.items()}
+    base, *others = coded
+    others.sort(key=lambda label: -(found.series(coded[label], "").bits or 0.0))
+    return accuracy_table(found, {label: coded[label] for label in (base, *others)})
 
 
-def _chart(found: Found, task: str) -> Task:
-    series = [found.series(one, label) for label, one in _ARMS[task].items()]
-    settings = found.settings[next(iter(_ARMS[task].values()))]
+def _chart(found: Found, arms: dict[str, Arm]) -> Task:
+    series = [found.series(one, label) for label, one in arms.items()]
+    settings = found.settings[next(iter(arms.values()))]
     return Task(settings.model, settings.data, series)
 
 
@@ -121,17 +123,17 @@ EVALUATION = Evaluation(
     "dotted line, with its number.",
     tuple(
         Experiment(
-            _TITLES[task],
-            _ABOUT[task],
-            tuple(arms.values()),
-            partial(_table, task=task),
+            task.title,
+            task.about,
+            tuple(task.arms.values()),
+            partial(_table, arms=task.arms),
             {
-                task: (
-                    f"{_TITLES[task]}: bits of a value, and what the training ends with",
-                    partial(_chart, task=task),
+                name: (
+                    f"{task.title}: bits of a value, and what the training ends with",
+                    partial(_chart, arms=task.arms),
                 )
             },
         )
-        for task, arms in _ARMS.items()
+        for name, task in _TASKS.items()
     ),
 )

@@ -92,7 +92,7 @@ def describe_machines(lines: Iterable[Line]) -> str:
     if not seen:
         return "No run is there yet."
     commits = sorted({_short(machine.gradwire.commit) for machine in seen})
-    cpus = sorted({f"{machine.cpu}, {_count(machine.cores)}" for machine in seen})
+    cpus = sorted({f"{m.cpu}, {m.cores} core{'s' if m.cores > 1 else ''}" for m in seen})
     unsaved = any(commit.endswith("-dirty") for commit in commits)
     torch = sorted({machine.torch for machine in seen})
     return (
@@ -101,10 +101,6 @@ def describe_machines(lines: Iterable[Line]) -> str:
         "pushes and of pulls. Several seeds: the mean, and in brackets the lowest and the highest; "
         "a difference compares equal seeds."
     )
-
-
-def _count(cores: int) -> str:
-    return f"{cores} core{'s' if cores > 1 else ''}"
 
 
 def _short(commit: str) -> str:

@@ -79,47 +79,32 @@ def _adam(workers: int, codec: str) -> Arm:
     return arm("lenet", codec, exchange=HOOK, seeds=2, **options)
 
 
-_TABLE_1 = {
-    (2, "floating"): ("86.56 %", ""),
-    (2, "TernGrad"): ("85.64 %", "-0.92"),
-    (16, "floating"): ("83.19 %", ""),
-    (16, "TernGrad"): ("82.80 %", "-0.39"),
+# Rows of a table: each with an arm and the paper's numbers.
+Rows = dict[str, tuple[Arm, tuple[str, str]]]
+
+_TABLE_1: Rows = {
+    f"{label}, {workers} workers": (_adam(workers, _CODECS[label]), theirs)
+    for workers, label, theirs in (
+        (2, "floating", ("86.56 %", "")),
+        (2, "TernGrad", ("85.64 %", "-0.92")),
+        (16, "floating", ("83.19 %", "")),
+        (16, "TernGrad", ("82.80 %", "-0.39")),
+    )
 }
 
 
-def _table_1(found: Found) -> str:
-    rows = [
-        (workers, f"{label}, {workers} workers", _adam(workers, _CODECS[label]), theirs)
-        for (workers, label), theirs in _TABLE_1.items()
-    ]
-    return _by_equal_workers(found, rows, "paper: CifarNet")
-
-
-def _by_equal_workers(
-    found: Found, rows: list[tuple[int, str, Arm, tuple[str, str]]], theirs: str
-) -> str:
+def _by_equal_workers(found: Found, rows: Rows, theirs: str) -> str:
     """A table for each number of workers, whose first row is the base of its differences."""
     groups: dict[int, dict[str, Arm]] = {}
-    for workers, label, one, _ in rows:
-        groups.setdefault(workers, {})[label] = one
-    cells = {label: numbers for _, label, _, numbers in rows}
+    for label, (one, _) in rows.items():
+        groups.setdefault(found.settings[one].workers, {})[label] = one
+    cells = {label: numbers for label, (_, numbers) in rows.items()}
     heads = (theirs, "difference")
     return "\n\n".join(accuracy_table(found, arms, heads, cells) for arms in groups.values())
 
 
 # Table 2: dropout, clipping, and larger batches by more workers, with as many epochs.
 _LAST_RAW = "TernGrad, last layer raw"  # section 4.2 suggests it
-_ALEXNET = {
-    (2, "floating", 0.5): ("57.33 %", ""),
-    (2, "floating", 0.2): ("", ""),
-    (2, "TernGrad", 0.2): ("57.61 %", "+0.28"),
-    (2, "TernGrad, no clipping", 0.2): ("54.63 %", "-2.70"),
-    (2, _LAST_RAW, 0.2): ("", ""),
-    (4, "floating", 0.5): ("57.32 %", ""),
-    (4, "TernGrad", 0.2): ("57.28 %", "-0.04"),
-    (8, "floating", 0.5): ("56.62 %", ""),
-    (8, "TernGrad", 0.2): ("57.54 %", "+0.92"),
-}
 
 
 def _dropping(workers: int, label: str, dropout: float) -> Arm:
@@ -131,13 +116,20 @@ def _dropping(workers: int, label: str, dropout: float) -> Arm:
     return arm("lenet", codec, exchange=HOOK, seeds=2, **options)
 
 
-def _table_2(found: Found) -> str:
-    rows = [
-        (w, f"{label}, {w} workers, dropout {dropout}", _dropping(w, label, dropout), theirs)
-        for (w, label, dropout), theirs in _ALEXNET.items()
-    ]
-    return _by_equal_workers(found, rows, "paper: AlexNet, top 1")
-
+_TABLE_2: Rows = {
+    f"{label}, {w} workers, dropout {dropout}": (_dropping(w, label, dropout), theirs)
+    for w, label, dropout, theirs in (
+        (2, "floating", 0.5, ("57.33 %", "")),
+        (2, "floating", 0.2, ("", "")),
+        (2, "TernGrad", 0.2, ("57.61 %", "+0.28")),
+        (2, "TernGrad, no clipping", 0.2, ("54.63 %", "-2.70")),
+        (2, _LAST_RAW, 0.2, ("", "")),
+        (4, "floating", 0.5, ("57.32 %", "")),
+        (4, "TernGrad", 0.2, ("57.28 %", "-0.04")),
+        (8, "floating", 0.5, ("56.62 %", "")),
+        (8, "TernGrad", 0.2, ("57.54 %", "+0.92")),
+    )
+}
 
 # Figures 2 and 4.
 _OBSERVED = arm("lenet", _CODECS["TernGrad"], observed=("terngrad",), exchange=HOOK, steps=_STEPS)
@@ -207,15 +199,15 @@ EVALUATION = Evaluation(
             "Table 1: Adam, the same batch of each worker",
             "As many epochs with 2 workers as with 16; learning rate 0.001 (the paper: 0.0002). "
             "Here and below, unlike in the paper, weights are not averaged over steps.",
-            tuple(_adam(w, _CODECS[label]) for w, label in _TABLE_1),
-            _table_1,
+            tuple(one for one, _ in _TABLE_1.values()),
+            partial(_by_equal_workers, rows=_TABLE_1, theirs="paper: CifarNet"),
         ),
         Experiment(
             "Table 2: dropout and clipping",
             "A batch of 32 of each worker, as many epochs in each row. The paper's top-5 accuracy "
             "has no counterpart with ten classes.",
-            tuple(_dropping(w, label, dropout) for w, label, dropout in _ALEXNET),
-            _table_2,
+            tuple(one for one, _ in _TABLE_2.values()),
+            partial(_by_equal_workers, rows=_TABLE_2, theirs="paper: AlexNet, top 1"),
         ),
         Experiment(
             "Figure 2: histograms of gradients",
