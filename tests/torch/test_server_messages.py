@@ -18,11 +18,12 @@ from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
     encode_options,
-    options_message,
     read_options,
     read_version,
+    version_message,
 )
-from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.model_parts import WorkerPart
+from gradwire.torch.server.server_settings import ServerSettings
 
 WORKER, SERVER = 0, 2
 
@@ -37,10 +38,11 @@ def make_groups() -> list[dict[str, Any]]:
     return torch.optim.Adam(groups, amsgrad=True).param_groups
 
 
-def make_part() -> tuple[ServerPart, list[nn.Parameter]]:
+def make_part() -> tuple[WorkerPart, list[nn.Parameter]]:
     layout = Layout([("weight", [8, 8]), ("bias", [5])], 3, "3lc", servers=1)
     tensors = [nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(5))]
-    return ServerPart(layout, list(zip(("weight", "bias"), tensors, strict=True)), WORKER), tensors
+    named = list(zip(("weight", "bias"), tensors, strict=True))
+    return WorkerPart(0, layout, named, WORKER, ServerSettings()), tensors
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 12, 8 + 4 * 69 - 4, 8 + 4 * 69 - 1, 8 + 4 * 69 + 4])
@@ -92,7 +94,7 @@ WRONG_OPTIONS = {
 
 @pytest.mark.parametrize(("text", "error"), WRONG_OPTIONS.values(), ids=WRONG_OPTIONS)
 def test_options_of_other_content_are_refused(text: bytes, error: str) -> None:
-    message = options_message(3, text)
+    message = version_message(3, text)
     assert read_version(message) == 3
     with pytest.raises(ValueError, match=error):
         read_options(message, make_groups())
@@ -109,7 +111,7 @@ def test_options_that_schedulers_set_are_taken() -> None:
     for group in theirs:
         group |= {"lr": torch.tensor(0.5), "betas": (0.5, 0.75), "amsgrad": False, "foreach": True}
         group |= {"initial_lr": 0.25, "weight_decay": 1}
-    apply_options(ours, read_options(options_message(0, encode_options(theirs)), ours))
+    apply_options(ours, read_options(version_message(0, encode_options(theirs)), ours))
     assert ours[1]["betas"] == (0.5, 0.75)
     assert (ours[1]["lr"], ours[1]["amsgrad"], ours[1]["initial_lr"]) == (0.5, False, 0.25)
     changed = as_bytes(bytes(8) + b'[{"order": [3]}]')

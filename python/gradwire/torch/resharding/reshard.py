@@ -41,8 +41,7 @@ from gradwire.torch.resharding.meshes import (
     sum_residuals,
     weigh,
 )
-from gradwire.torch.server.model_parts import GRADIENTS
-from gradwire.torch.server.server_settings import exchange_text
+from gradwire.torch.server.server_settings import GRADIENTS, exchange_text
 
 # Entries that all ranks have alike; a source has some of them.
 _COMMON = (

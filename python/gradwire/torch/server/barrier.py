@@ -11,18 +11,18 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout
-from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.transport import PART_BITS
-from gradwire.torch.parameters import NamedTensor, shapes_of
+from gradwire.torch.parameters import NamedTensor
+from gradwire.torch.server.model_parts import WorkerPart
+from gradwire.torch.server.server_settings import ServerSettings
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
@@ -31,12 +31,11 @@ from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 _SMALLEST_PART = 4096
 _MOST_PARTS = 1 << PART_BITS  # that a message can number
 
-Guard = Callable[[str], contextlib.AbstractContextManager[None]]
 INSTEAD = "barrier='step' exchanges after the backward pass instead"
 
 
 def divide(
-    settings: ExchangeSettings, whole: Layout, named: Sequence[NamedTensor], servers: int
+    settings: ServerSettings, whole: Layout, named: Sequence[NamedTensor]
 ) -> list[tuple[Layout, list[NamedTensor]]]:
     """The parts of a model: tensors of one server that follow each other, and their layout."""
     gathered: list[tuple[int, list[NamedTensor]]] = []
@@ -49,21 +48,18 @@ def divide(
         open_parts[server].append(tensor)
         if sum(t.numel() for _, t in open_parts[server]) >= _SMALLEST_PART:
             del open_parts[server]
-    lacking = set(range(whole.workers, whole.workers + servers)) - {s for s, _ in gathered}
+    lacking = set(range(settings.workers, settings.world_size)) - {s for s, _ in gathered}
     if lacking:
         raise ValueError(
-            f"the model has too few tensors for {servers} servers: rank {min(lacking)} has none"
+            f"the model has too few tensors for {settings.servers} servers: rank {min(lacking)} "
+            "has none"
         )
     if len(gathered) > _MOST_PARTS:
         raise ValueError(
             f"the model has {len(gathered)} parts, and at most {_MOST_PARTS} can be "
             f"exchanged one by one; {INSTEAD}"
         )
-    world_size = whole.workers + servers
-    return [
-        (settings.layout(shapes_of(part), world_size, servers=servers, owner=server), part)
-        for server, part in gathered
-    ]
+    return [(settings.layout_of(part, owner=server), part) for server, part in gathered]
 
 
 @dataclass
@@ -93,18 +89,18 @@ class TensorBarrier:
         self.steps = 0
         self._working = working
         self._model = model
-        self._name_of = {
-            id(tensor): name
+        self._part_of = {
+            id(tensor): (name, part)
             for part in working.parts.values()
             for name, tensor in zip(part.names, part.tensors, strict=True)
         }
-        lacking = self._name_of.keys() - {id(tensor) for tensor in model.parameters()}
+        lacking = self._part_of.keys() - {id(tensor) for tensor in model.parameters()}
         if lacking:
-            names = sorted(self._name_of[key] for key in lacking)
-            raise ValueError(f"the optimizer steps {names[0]}, which is no parameter of model=")
-        self._number_of = {id(t): n for n, part in working.parts.items() for t in part.tensors}
-        self._watched: set[int] = set()  # tensors whose gradients are taken; frozen ones get none
-        self._expected: dict[int, int] = {}  # gradients that a part's push waits for
+            name = min(self._part_of[key][0] for key in lacking)
+            raise ValueError(f"the optimizer steps {name}, which is no parameter of model=")
+        self._first_version: int | None = None
+        # Tensors whose gradients a part's push waits for; frozen ones get none.
+        self._watched: dict[int, set[int]] = {}
         self._lock = threading.Lock()  # gradients of several devices come in several threads
         self._paused = False
         self._begun = False  # a gradient of this step has come, and `finish` has not
@@ -118,17 +114,14 @@ class TensorBarrier:
         self._handles: list[RemovableHandle] = []
         self._eager: set[int] = set()  # parts that `finish` waits for
 
-    def attach(self, guard: Guard, optimizer: Optimizer) -> None:
-        """Begins, when the link is open. `guard`: ServerLink.guard. `optimizer`: whose options the
-        servers get."""
-        self._guard, self._optimizer = guard, optimizer
+    def attach(self) -> None:
+        """Begins, when the link is open."""
         self._first_version = self._working.version
         on_gradient = ModuleHook(self._on_gradient)
         for number, part in self._working.parts.items():
             trained = [tensor for tensor in part.tensors if tensor.requires_grad]
             self._handles += [t.register_post_accumulate_grad_hook(on_gradient) for t in trained]
-            self._watched |= {id(tensor) for tensor in trained}
-            self._expected[number] = len(trained)
+            self._watched[number] = {id(tensor) for tensor in trained}
         before_state_dict = ModuleHook(self._before_state_dict)
         self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
         note_call = ModuleHook(self._note_call)
@@ -140,7 +133,8 @@ class TensorBarrier:
     @property
     def version(self) -> int:
         """The version of the model in the next forward pass."""
-        return self._first_version + self.steps
+        first = self._first_version
+        return self._working.version if first is None else first + self.steps
 
     def timeline(self) -> list[PartTimes]:
         """The last step of which all is known: its parts in the order of their pushes."""
@@ -150,7 +144,7 @@ class TensorBarrier:
         """Waits until all parameters have the values of `version`. Between the first gradient and
         `finish` they keep the values for which the gradient is computed."""
         if not self._begun:
-            with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
+            with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(self._working.parts)
 
     @contextlib.contextmanager
@@ -170,7 +164,7 @@ class TensorBarrier:
             self._begin()
         for number in self._working.parts.keys() - self._times.keys():
             self._await([number])  # no module of it was called
-            self._push(number)
+            self._push(self._working.parts[number])
         self._begun = False
         self._came.clear()
         self._pushed.clear()
@@ -193,25 +187,25 @@ class TensorBarrier:
             self._called.add(id(module))
 
     def _take_gradient(self, tensor: torch.Tensor) -> None:
-        name, number = self._name_of[id(tensor)], self._number_of[id(tensor)]
-        with self._lock, self._guard(f"step {self.steps}, backward"):
+        name, part = self._part_of[id(tensor)]
+        with self._lock, self._working.link.guard(f"step {self.steps}, backward"):
             if not self._begun:
                 self._begin()
-            came = self._came[number]
+            came = self._came[part.number]
             if id(tensor) in came:
                 raise RuntimeError(
                     f"{name} got a second gradient before optimizer.step(), and the first is sent "
                     "already: compute all but the last inside `with optimizer.no_sync():`"
                 )
-            if not self._working.exchanges[number].done:
+            if not part.exchange.done:
                 raise RuntimeError(
                     f"the gradient of {name} was computed with old values: the forward pass used "
                     "it, and did not call the module that owns it, as it did in the first step. "
                     + INSTEAD
                 )
             came.add(id(tensor))
-            if len(came) == self._expected[number]:
-                self._push(number)
+            if came == self._watched[part.number]:
+                self._push(part)
 
     def _begin(self) -> None:
         if self._called is not None:
@@ -221,14 +215,13 @@ class TensorBarrier:
         self._complete_times()
         self._timeline, self._times = list(self._times.values()), {}
         self._start = time.perf_counter()
-        self._working.begin_step(self._optimizer.param_groups, self.version)
+        self._working.begin_step(self.version)
 
-    def _push(self, number: int) -> None:
-        part = self._working.parts[number]
+    def _push(self, part: WorkerPart) -> None:
         times = PartTimes(tuple(part.names), self._now(), 0.0)
-        self._working.push(number, self.steps)
+        self._working.push(part, self.steps)
         times.pushed = self._now()
-        self._times[number] = times
+        self._times[part.number] = times
         for name, tensor in zip(part.names, part.tensors, strict=True):
             if tensor.grad is not None:
                 self._pushed.append((name, tensor.grad, tensor.grad._version))
@@ -243,15 +236,15 @@ class TensorBarrier:
 
     def _check_unchanged(self) -> None:
         """Raises if what was sent is no longer what the step should send."""
-        if self._begun and not self._working.sent_options_are(self._optimizer.param_groups):
+        if self._begun and not self._working.sent_options_hold():
             raise ValueError(
                 "the options of a parameter group changed between the first gradient, with which "
                 "they were sent, and optimizer.step(): change them after step(), as schedulers do. "
                 + INSTEAD
             )
-        for part in self._working.parts.values():
+        for number, part in self._working.parts.items():
             for name, tensor in zip(part.names, part.tensors, strict=True):
-                if tensor.requires_grad and id(tensor) not in self._watched:
+                if tensor.requires_grad and id(tensor) not in self._watched[number]:
                     raise RuntimeError(
                         f"{name} required no gradient in connect() and requires one now, which was "
                         f"not sent: let it require one before connect(). {INSTEAD}"
@@ -278,8 +271,8 @@ class TensorBarrier:
         modules = dict(self._model.named_modules(remove_duplicate=False))
         numbers_at: defaultdict[str, set[int]] = defaultdict(set)
         for path, module in modules.items():
-            own = {self._number_of.get(id(tensor)) for tensor in module._parameters.values()}
-            numbers = {number for number in own if number is not None}
+            own = self._part_of.keys() & {id(tensor) for tensor in module._parameters.values()}
+            numbers = {self._part_of[key][1].number for key in own}
             place = path
             while place and id(modules[place]) not in called:
                 place = place.rpartition(".")[0]
@@ -294,5 +287,5 @@ class TensorBarrier:
 
     def _before_forward(self, numbers: Sequence[int], module: nn.Module, inputs: object) -> None:
         if not self._begun:  # a checkpointed module is called again in the backward pass
-            with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
+            with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(numbers)

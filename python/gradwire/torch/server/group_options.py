@@ -14,7 +14,6 @@ import struct
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,8 @@ def encode_options(groups: list[Options]) -> bytes:
 
 
 def version_message(version: int, more: bytes = b"") -> Bytes:
+    """more: options that hold from the push for this version on, or what else it is about."""
     return np.frombuffer(_VERSION.pack(version) + more, dtype=np.uint8)
-
-
-def options_message(version: int, options: bytes) -> Bytes:
-    """Says that the encoded options hold from the push for this version on."""
-    return version_message(version, options)
 
 
 def read_version(message: Bytes) -> int:
@@ -53,8 +48,8 @@ def read_version(message: Bytes) -> int:
 
 
 def read_options(message: Bytes, groups: Sequence[Options]) -> list[Options]:
-    """The options in what `options_message` made, which `apply_options` can write into the groups.
-    Raises ValueError for any other bytes."""
+    """The options after the version, which `apply_options` can write into the groups. Raises
+    ValueError for any other bytes."""
     try:
         options: list[Options] = json.loads(message[_VERSION.size :].tobytes())
         if not isinstance(options, list) or not all(isinstance(group, dict) for group in options):
@@ -97,19 +92,16 @@ def apply_options(groups: list[Options], options: list[Options]) -> None:
                 group[key] = tuple(value) if isinstance(old, tuple) else value
 
 
-class Agreement(Enum):
-    """What follows where the options of two workers for a version differ."""
-
-    ERROR = auto()
-    WARNING = auto()  # once
-    NONE = auto()
-
-
 class OptionsOfWorkers:
-    """What the workers sent."""
+    """What the workers sent.
 
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
+    Where the options of two workers for a version differ, that is an error; once another process
+    has joined, whose schedule must not end the training of all, a warning.
+    """
+
+    def __init__(self, may_differ: bool) -> None:
+        """may_differ: workers may be ahead of each other, and nothing is compared."""
+        self._may_differ = may_differ
         self._sent: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)  # by rank
         self._joined: dict[int, int] = {}  # by rank: how many had joined when it did
 
@@ -135,15 +127,15 @@ class OptionsOfWorkers:
         first = min(latest, key=lambda rank: (self._joined.get(rank, 0), rank))
         chosen: list[Options] = json.loads(latest[first])
         for rank, options in latest.items():
-            if options != latest[first] and self._agreement is not Agreement.NONE:
+            if options != latest[first] and not self._may_differ:
                 self._report(first, rank, _difference(chosen, json.loads(options)))
         return chosen
 
     def _report(self, first: int, rank: int, difference: str) -> None:
         what = f"ranks {first} and {rank} differ in their parameter groups: {difference}"
-        if self._agreement is Agreement.ERROR or not self._joined:
+        if not self._joined:
             raise PeerMismatchError(what, (first, rank))
-        self._agreement = Agreement.NONE
+        self._may_differ = True  # it warns once
         warnings.warn(
             f"{what}. Those of rank {first} count, which has taken part for longer. A process that "
             "joins sets its schedulers by optimizer.version, see docs/reference/servers.md",
@@ -193,22 +185,20 @@ class UnusedOfWorkers:
 
     def __init__(self, tensors: int) -> None:
         self._tensors = tensors
-        self._said: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)  # by rank, version
+        self._said: dict[tuple[int, int], set[int]] = {}  # places, by rank and version
 
     def take(self, rank: int, message: Bytes) -> None:
         """Raises ValueError for a message of another size."""
         version, places = read_unused(message, self._tensors)
-        self._said[rank][version] = places
+        self._said[rank, version] = places
 
     def replace(self, rank: int) -> None:
         """Another process has the place of this rank from now on."""
-        self._said.pop(rank, None)
+        self._said = {key: places for key, places in self._said.items() if key[0] != rank}
 
     def everywhere(self, version: int, taken: Sequence[int]) -> list[int]:
         """The places of the tensors that no push of this version has a gradient of. `taken`: the
         workers whose push is in it. What was said of earlier versions is forgotten."""
-        lacking = [self._said[rank].get(version, set()) for rank in taken]
-        for said in self._said.values():
-            for earlier in [v for v in said if v < version]:
-                del said[earlier]
+        self._said = {key: places for key, places in self._said.items() if key[1] >= version}
+        lacking = [self._said.get((rank, version), set()) for rank in taken]
         return sorted(set.intersection(*lacking)) if lacking else []

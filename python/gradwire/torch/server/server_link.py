@@ -16,10 +16,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from gradwire.torch.errors import (
-    CommunicationError,
-    PeerMismatchError,
-)
+from gradwire.torch.errors import CommunicationError, PeerMismatchError
 from gradwire.torch.members.places import Admissions, Places
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.engine import agree, gather_bytes

@@ -15,30 +15,24 @@ from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import (
-    NonFiniteStepWarning,
-    OutgrownResidualWarning,
-    UnmatchedPatternWarning,
-)
-from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.errors import UnmatchedPatternWarning
+from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
 from gradwire.torch.server.buffers import make_buffers
-from gradwire.torch.server.model_parts import GRADIENTS, UPDATES, ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.server_settings import (
-    check_barrier,
+    UPDATES,
+    ServerSettings,
     check_members,
-    check_pulls,
     exchange_text,
 )
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import SharedParameters
-from gradwire.torch.stats import OutgrownResidual
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
@@ -146,38 +140,35 @@ class ServerOptimizer(WrappingOptimizer):
         require_optimizer(optimizer, "the others are given by name")
         compression.require_sharded()
         check_members(members, pulls)
-        settings = ExchangeSettings.of(
+        settings = ServerSettings.of(
             compression.given(codec=codec),
             members.given(process_group=process_group),
             execution,
             adaptive=lambda: is_adaptive(optimizer),
         )
-        self._settings = replace(settings, chosen=None)  # nothing chooses codecs
         super().__init__(optimizer)
-        if pulls != GRADIENTS:
+        if pulls == UPDATES:
             refuse_modes(optimizer, "ServerOptimizer")
         refuse_several_gradients(optimizer, "ServerOptimizer")
-        group = self._settings.process_group
-        store, self._goes_on = members.store, members.goes_on
-        self.world_size = dist.get_world_size(group) if members.ranks is None else members.ranks
-        if not 1 <= servers < self.world_size:
-            raise ValueError(
-                f"servers is {servers}; a world of {self.world_size} ranks has 1 to "
-                f"{self.world_size - 1} servers, the others are workers"
-            )
-        self.workers = self.world_size - servers
-        who = f"rank {dist.get_rank(group)}: " if store is None else ""
-        tensorwise = check_barrier(barrier, model, backup_workers, staleness)
-        check_pulls(pulls, who, backup_workers, staleness, barrier)
+        settings = replace(
+            settings,
+            servers=servers,
+            backup_workers=backup_workers,
+            staleness=staleness,
+            history=history,
+            pulls=pulls,
+            barrier=barrier,
+            chosen=None,  # nothing chooses codecs
+        )
+        settings.check_world(model)
+        self.world_size, self.workers = settings.world_size, settings.workers
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
-        if named_parameters is None and self._settings.exclude_last:
+        if named_parameters is None and settings.exclude_last:
             raise ValueError("exclude_last needs the names: give named_parameters= or model=")
         self._named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
-        self._settings = self._settings.with_last_excluded(shapes_of(self._named))
-        self._layout = self._settings.layout(
-            shapes_of(self._named), self.world_size, servers=servers
-        )
+        self._settings = settings.with_last_excluded(shapes_of(self._named))
+        self._layout = self._settings.layout_of(self._named)
         for pattern in self._layout.unmatched:
             warnings.warn(
                 f"no parameter matches {pattern!r}, which rules= or exclude= has",
@@ -185,68 +176,44 @@ class ServerOptimizer(WrappingOptimizer):
                 stacklevel=2,
             )
         parts = [(self._layout, self._named)]
-        if tensorwise:
-            parts = divide(self._settings, self._layout, self._named, servers)
+        if settings.is_tensorwise:
+            parts = divide(self._settings, self._layout, self._named)
         self._buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
         self._setup = "\n".join(
             [
-                f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}, pulls of {pulls}, on_lost {members.on_lost}",
                 *self._settings.describe(),
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
         )
-        self._places: Places | None = None
-        self._arrival: ServerLink | None = None  # of a process that joins, until `connect`
-        if store is not None:
-            self._take_place(members, servers)
-        self.joined = self._arrival is not None
-        own_place = None if self._places is None else self._places.rank
-        self.rank = dist.get_rank(group) if own_place is None else own_place
-        here = {
-            number: ServerPart(layout, named, self.rank, pulls)
-            for number, (layout, named) in enumerate(parts)
-        }
-        options: dict[str, Any] = {
-            "pulls": pulls,
-            "backup": backup_workers,
-            "staleness": staleness,
-            "history": history,
-            "threads": self._settings.threads,
-            "target": self._settings.target,
-            "seed": self._settings.seed,
-        }
-        self._skipped = "this version of the tensor" if tensorwise else "this version"
-        self._barrier: TensorBarrier | None = None
-        self._side: Serving | Working
-        if self.is_server:
-            own = {n: p for n, p in here.items() if not tensorwise or p.numel(self.rank)}
-            options |= {"goes_on": self._goes_on, "places": self._places}
-            self._side = Serving(own, self.rank, self.workers, optimizer, self._buffers, **options)
-        else:
-            peers = range(self.workers, self.world_size)
-            stepping = optimizer if pulls == GRADIENTS else None
-            self._side = Working(here, self.rank, peers, self._buffers, stepping, **options)
-            if tensorwise:
-                assert model is not None
-                self._barrier = TensorBarrier(model, self._side)
-        self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
         self._link: ServerLink | None = None
+        self._places: Places | None = None
+        if settings.store is not None:
+            self._places = Places(settings, servers, settings.timeout, self._setup)
+            if self._places.rank is None:
+                self._link = self._places.join(
+                    lambda meeting: ServerLink(meeting, settings.patience(False), self._setup)
+                )
+                self._link.drop_with(self)
+        self.joined = self._link is not None
+        own_place = None if self._places is None else self._places.rank
+        self.rank = dist.get_rank(settings.process_group) if own_place is None else own_place
+        of_side = parts, self.rank, self._settings, optimizer, self._buffers
+        self._side: Serving | Working
+        self._barrier: TensorBarrier | None = None
+        if self.is_server:
+            self._side = Serving(*of_side, self._places)
+        else:
+            self._side = Working(*of_side)
+            if model is not None and settings.is_tensorwise:
+                self._barrier = TensorBarrier(model, self._side)
+        self._is_connected = False
+        self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
         # At the ends of the last two steps.
         self._counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        self._loaded_version = 0
-        self._pulls = pulls
-        self._is_exact = backup_workers == 0 and staleness == 0 and not self._goes_on
-        # Of a loaded state, until `connect`: a worker's model, and what such models lack of a
-        # server's.
-        self._replica: dict[str, torch.Tensor] = {}
-        self._lacking: list[checkpoint.Residual] | None = None
         self._steps = 0
-        self._warned = False  # of values that are not finite
-        self._outgrown = 0  # residuals of which it has warned
         # The ranks that step the wrapped optimizer: the servers, or the workers.
-        steps = self.is_server != (pulls == GRADIENTS)
+        steps = self.is_server != settings.pulls_gradients
         self._optimizer_watch = OptimizerWatch(
             [tensor for _, tensor in self._named] if steps else [],
             usual_push_codec(self._layout),
@@ -263,15 +230,12 @@ class ServerOptimizer(WrappingOptimizer):
     def version(self) -> int:
         """Number of updates of the model here: the lowest, if the servers' numbers differ. With
         barrier="tensor" it counts the step whose pulls the next forward pass waits for."""
-        if self._link is None:
-            return self._loaded_version
         return self._side.version if self._barrier is None else self._barrier.version
 
     @property
     def error(self) -> Exception | None:
         """The error that ended the communication; after it no step can be taken."""
-        link = self._link or self._arrival
-        return None if link is None else link.error
+        return None if self._link is None else self._link.error
 
     def connect(self) -> None:
         """Connects to the other ranks, compares setups, and gives workers the servers' model.
@@ -280,32 +244,37 @@ class ServerOptimizer(WrappingOptimizer):
         joins gets the model as the other workers have it, and the options of the last version.
         Raises PeerMismatchError naming the rank that differs, and the difference.
         """
-        if self._link is not None:
+        if self._is_connected:
             return
-        settings, side = self._settings, self._side
-        if self._arrival is not None and isinstance(side, Working):
-            self._link = self._arrival
-            side.join(self._link, self.param_groups)
+        if self._link is None:
+            self._link = self._make_link()
+        self._is_connected = True
+        if self.joined and isinstance(self._side, Working):
+            self._side.join(self._link)
         else:
-            where = settings.process_group if self._places is None else self._places.founding()
-            self._link = ServerLink(
-                where, self._patience(self.is_server), self._setup, self._saved()
-            )
-            self._link.drop_with(self)
-            goes_on = self._link.all_go_on
-            if isinstance(side, Working):
-                side.begin(self._link, self._loaded_version, self._replica if goes_on else None)
-            else:
-                side.begin(self._link, self._loaded_version, self._lacking if goes_on else None)
-            self._replica, self._lacking = {}, None
+            self._side.begin(self._link)
         if self._barrier is not None:
-            self._barrier.attach(self._link.guard, self._optimizer)
-        if self._pulls == UPDATES:
+            self._barrier.attach()
+        if not self._settings.pulls_gradients:
             # The servers have the model and the optimizer's state from here on.
             self._shared.keep_memory()
             self._shared.watch_loads()
             self._shared.note_values()
             self._own_use.refuse_loading("load a ServerOptimizer's state before connect()")
+
+    def _make_link(self) -> ServerLink:
+        settings, places = self._settings, self._places
+        # Equal on all ranks if each has loaded the state that it saved at the same version, so that
+        # they can go on exactly.
+        goes_on = self._side.has_state and settings.is_exact
+        link = ServerLink(
+            settings.process_group if places is None else places.founding(),
+            settings.patience(self.is_server),
+            self._setup,
+            f"version {self.version}".encode() if goes_on else b"",
+        )
+        link.drop_with(self)
+        return link
 
     def stats(self) -> ServerStats:
         """Counters over all steps of this rank."""
@@ -313,16 +282,13 @@ class ServerOptimizer(WrappingOptimizer):
             self._side,
             self._link,
             self._layout,
-            rank=self.rank,
-            servers=self.world_size - self.workers,
-            codec=self._settings.text(),
             version=self.version,
             timeline=[] if self._barrier is None else self._barrier.timeline(),
             remarks=self._optimizer_watch.remarks,
         )
 
     def _find_scalars(self) -> dict[str, float | None]:
-        return scalars_between(*self._counted, self.is_server) | {"version": self.version}
+        return scalars_between(*self._counted, self._side.moved) | {"version": self.version}
 
     # A worker ----------------------------------------------------------------------------------
 
@@ -337,15 +303,20 @@ class ServerOptimizer(WrappingOptimizer):
         if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
         loss = self._evaluate(closure)
-        if self._link is None:
+        if not self._is_connected:
             self._connect_late()
         step, self._steps = self._steps, self._steps + 1
         scale = vars(self).get("grad_scale")  # while a GradScaler calls this
         with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
-            self._check_shared()
+            self._shared.check()
+            was_loaded = self._shared.check_load()
+            for part in self._side.parts.values():
+                if was_loaded:
+                    part.forget_edits()
+                part.check_unedited()
             if self._barrier is None:
                 factor = 1.0 if scale is None else 1.0 / float(scale)
-                self._side.step(step, self.param_groups, factor)
+                self._side.step(step, factor)
             elif scale is not None:
                 raise ValueError(
                     "a GradScaler does not go with barrier='tensor', whose gradients are sent "
@@ -354,18 +325,10 @@ class ServerOptimizer(WrappingOptimizer):
             else:
                 self._barrier.finish()
         self._shared.note_values()
-        self._warn()
+        self._side.warn()
         self._count()
         self._log(step)
         return loss
-
-    def _check_shared(self) -> None:
-        self._shared.check()
-        was_loaded = self._shared.check_load()
-        for part in self._side.parts.values():
-            if was_loaded:
-                part.forget_edits()
-            part.check_unedited()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Inside, backward() only accumulates gradients, as in DDP's no_sync. Only with
@@ -376,7 +339,7 @@ class ServerOptimizer(WrappingOptimizer):
         """Waits until the parameters have the values of `version`. Call it before they are read
         outside of the model's forward pass and `state_dict`, which do so themselves. Only with
         barrier="tensor" it is needed; otherwise it does nothing."""
-        if self._barrier is not None and self._link is not None:
+        if self._barrier is not None and self._is_connected:
             self._barrier.synchronize()
 
     def close(self) -> None:
@@ -385,15 +348,15 @@ class ServerOptimizer(WrappingOptimizer):
         It does not wait for the last `backup_workers` workers. A server needs no close after serve.
         """
         self._own_use.end()
-        link = self._link or self._arrival
+        link = self._link
         if link is None or link.error is not None:
             return
         if self._barrier is not None:
             self._barrier.detach()
-        if isinstance(self._side, Working) and self._link is not None:
+        if isinstance(self._side, Working) and self._is_connected:
             with link.guard("waiting for the last model"):
                 self._side.leave()
-        self._warn()
+        self._side.warn()
         link.close()
 
     # A server ----------------------------------------------------------------------------------
@@ -411,7 +374,7 @@ class ServerOptimizer(WrappingOptimizer):
 
         def end_version(version: int) -> None:
             self._shared.check()
-            self._warn()
+            self._side.warn()
             self._count()
             self._log(version)
             if on_version is not None:
@@ -454,7 +417,7 @@ class ServerOptimizer(WrappingOptimizer):
         Raises ValueError for a state of another rank, world size, number of workers, codec, kind of
         pulls or model; `gradwire.torch.reshard` moves states to other numbers.
         """
-        if self._link is not None:
+        if self._is_connected:
             raise RuntimeError("load_state_dict comes before connect()")
         if self.joined:
             raise RuntimeError("a process that joins loads no state: it gets the servers' model")
@@ -465,38 +428,16 @@ class ServerOptimizer(WrappingOptimizer):
                 f"the state is that of {own['workers']} workers, here are {self.workers}, of "
                 f"{self.world_size} ranks"
             )
-        side, residuals = self._side, checkpoint.residuals_of(own)
-        if isinstance(side, Serving):
-            side.load_named(own["model"])  # raises before anything is changed
         local = {k: v for k, v in state_dict.items() if k != "gradwire"}
-        if isinstance(side, Serving):
-            here = side.own_names
-            mine = {index for index, (name, _) in enumerate(self._named) if name in here}
-            local["state"] = {i: s for i, s in local["state"].items() if i in mine}
-        self._optimizer.load_state_dict(local)
-        self._loaded_version = int(own["version"])
-        if isinstance(side, Working):
-            side.load_residuals(residuals)
-            self._replica = own["model"]
-        elif self._pulls == GRADIENTS:
-            side.load_residuals(residuals)
-        else:
-            self._lacking = residuals
-        if isinstance(side, Serving) and self._buffers is not None:
-            self._buffers.load_named(own.get("buffers", {}))
+        here = self._side.own_names
+        mine = {index for index, (name, _) in enumerate(self._named) if name in here}
+        local["state"] = {i: s for i, s in local["state"].items() if i in mine}
+        self._side.load_state(own, local)
 
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
 
     # -------------------------------------------------------------------------------------------
-
-    def _take_place(self, members: Members, servers: int) -> None:
-        self._places = Places(members, servers, self._settings.timeout, self._setup)
-        if self._places.rank is None:
-            self._arrival = self._places.join(
-                lambda meeting: ServerLink(meeting, self._patience(False), self._setup)
-            )
-            self._arrival.drop_with(self)
 
     def _identity(self) -> checkpoint.Identity:
         return checkpoint.Identity(
@@ -504,20 +445,9 @@ class ServerOptimizer(WrappingOptimizer):
             self._settings.text(),
             self.rank,
             self.world_size,
-            exchange_text(self._pulls),
+            exchange_text(self._settings.pulls),
             shapes_of(self._named),
         )
-
-    def _saved(self) -> bytes:
-        """Equal on all ranks if each has loaded the state that it saved at the same version, so
-        that they can go on exactly; b"" if this one has not."""
-        loaded = bool(self._replica) or self._lacking is not None
-        return f"version {self._loaded_version}".encode() if loaded and self._is_exact else b""
-
-    def _patience(self, is_server: bool) -> float:
-        """Seconds that a rank waits for another one. Where the servers go on without a silent
-        worker, the others must not give up before."""
-        return self._settings.timeout * (2.0 if self._goes_on and not is_server else 1.0)
 
     def _connect_late(self) -> None:
         before = [tensor.detach().clone() for _, tensor in self._named]
@@ -532,20 +462,3 @@ class ServerOptimizer(WrappingOptimizer):
         """Called at the end of a step or a version, for `scalars`."""
         wire = {"wire_seconds": self._side.link.wire_seconds}
         self._counted = self._counted[1], self._side.counters() | wire
-
-    def _warn(self) -> None:
-        found = self._side.outgrown_residuals
-        for residual in found[self._outgrown :]:
-            text = OutgrownResidual(**residual).describe()
-            warnings.warn(text, OutgrownResidualWarning, stacklevel=3)
-        self._outgrown = len(found)
-        if self._side.non_finite is not None and not self._warned:
-            self._warned = True
-            version, where = self._side.non_finite
-            warnings.warn(
-                f"version {version}: the gradient of rank {where['rank']} is not finite at element "
-                f"{where['element']} of {where['tensor']}; nobody applied {self._skipped}, and the "
-                "residuals are kept. Further ones are only counted (skipped_versions)",
-                NonFiniteStepWarning,
-                stacklevel=3,
-            )

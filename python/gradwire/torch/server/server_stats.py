@@ -96,33 +96,20 @@ def summarize(
     link: ServerLink | None,
     layout: Layout,
     *,
-    rank: int,
-    servers: int,
-    codec: str,
     version: int,
     timeline: Sequence[PartTimes],
     remarks: tuple[str, ...],
 ) -> ServerStats:
     """`remarks`: beside those that follow from the counters."""
     counted = side.counters()
-    outgrown = tuple(OutgrownResidual(**found) for found in side.outgrown_residuals)
-    if isinstance(side, Serving):
-        push_bytes, pull_bytes = counted["push_bytes_received"], counted["pull_bytes"]
-        values = sum(part.numel(rank) for part in side.parts.values())
-        raw_values = counted["values_received"] + counted["values_sent"]
-        lost, models = tuple(sorted(side.lost)), side.models
-        joined = tuple(side.joined)
-    else:
-        push_bytes, pull_bytes = counted["push_bytes"], counted["pull_bytes_received"]
-        values, raw_values = layout.numel, counted["values_pushed"] + counted["values_received"]
-        lost, joined, models = (), (), 0
-    moved = push_bytes + pull_bytes
+    outgrown = side.outgrown_residuals()
+    push_bytes, pull_bytes, *values = (counted[name] for name in side.moved)
     sent = 0 if link is None else link.sent_bytes
     return ServerStats(
-        role="server" if isinstance(side, Serving) else "worker",
-        codec=codec,
-        workers=layout.workers,
-        servers=servers,
+        role=side.role,
+        codec=side.settings.text(),
+        workers=side.settings.workers,
+        servers=side.settings.servers,
         version=version,
         steps=counted["steps"],
         skipped_versions=counted["non_finite_steps"],
@@ -135,42 +122,42 @@ def summarize(
         compressed_bits_pull=bits(
             counted["pull_payload_bytes"], counted["values_pulled_compressed"]
         ),
-        values=values,
-        ratio=4 * raw_values / moved if moved else None,
+        values=sum(part.numel for part in side.parts.values()),
+        ratio=_ratio(push_bytes + pull_bytes, sum(values)),
         dropped_pushes=side.dropped_pushes(),
-        lost_workers=lost,
-        joined_workers=joined,
-        models_sent=models,
+        lost_workers=tuple(sorted(side.lost)),
+        joined_workers=tuple(side.joined),
+        models_sent=side.models,
         encode_seconds=counted["encode_seconds"],
         wire_seconds=0.0 if link is None else link.wire_seconds,
         decode_seconds=counted["decode_seconds"],
         timeline=tuple(timeline),
         raw_tensors=raw_tensors_of([layout]),
-        outgrown_residuals=outgrown,
+        outgrown_residuals=tuple(outgrown),
         remarks=(*(found.describe() for found in outgrown), *remarks),
     )
 
 
 def scalars_between(
-    before: dict[str, Any], now: dict[str, Any], is_server: bool
+    before: dict[str, Any], now: dict[str, Any], moved: Sequence[str]
 ) -> dict[str, float | None]:
     """The names and numbers of LiveScalars.scalars for a step that began with the counters `before`
-    and ended with `now`; empty counters are zeros."""
-    push, pull, pulled = "push_bytes", "pull_bytes_received", "values_received"
-    pushed = "values_pushed"
-    if is_server:
-        push, pull, pushed, pulled = "push_bytes_received", "pull_bytes", pulled, "values_sent"
-
-    def of_step(name: str) -> float:
-        return now.get(name, 0) - before.get(name, 0)
-
-    moved = now.get(push, 0) + now.get(pull, 0)
+    and ended with `now`; empty counters are zeros. moved: see Side."""
+    seconds = [f"{what}_seconds" for what in ("encode", "decode", "wire")]
+    of_step = {name: now.get(name, 0) - before.get(name, 0) for name in (*moved, *seconds)}
+    push_bytes, pull_bytes, pushed, pulled = (of_step[name] for name in moved)
+    total = [now.get(name, 0) for name in moved]
     return {
-        "push_bits": bits(of_step(push), of_step(pushed)),
-        "pull_bits": bits(of_step(pull), of_step(pulled)),
-        "push_bytes": of_step(push),
-        "pull_bytes": of_step(pull),
-        **{f"{what}_seconds": of_step(f"{what}_seconds") for what in ("encode", "decode", "wire")},
+        "push_bits": bits(push_bytes, pushed),
+        "pull_bits": bits(pull_bytes, pulled),
+        "push_bytes": push_bytes,
+        "pull_bytes": pull_bytes,
+        **{name: of_step[name] for name in seconds},
         "skipped_steps_total": now.get("non_finite_steps", 0),
-        "ratio": 4 * (now.get(pushed, 0) + now.get(pulled, 0)) / moved if moved else None,
+        "ratio": _ratio(sum(total[:2]), sum(total[2:])),
     }
+
+
+def _ratio(moved: int, values: int) -> float | None:
+    """Of the values' bytes as float32 to these bytes."""
+    return 4 * values / moved if moved else None

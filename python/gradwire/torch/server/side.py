@@ -1,87 +1,187 @@
-"""What workers and servers have alike: the parts of the model, each with an exchange of its own."""
+"""What workers and servers have alike: the parts of the model, and handlers of messages."""
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import torch
+from torch.optim import Optimizer
 
-from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch import checkpoint
-from gradwire.torch.network.transport import Kind, Limits
+from gradwire.torch.errors import NonFiniteStepWarning, OutgrownResidualWarning
+from gradwire.torch.network.transport import Bytes, Kind
+from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import unused_size
-from gradwire.torch.server.model_parts import ServerPart
-from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.model_parts import ServerPart, WorkerPart
+from gradwire.torch.server.server_link import Message, ServerLink
+from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.stats import OutgrownResidual
 
-Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
+P = TypeVar("P", ServerPart, WorkerPart)
+Handlers = dict[Kind, tuple[int, Callable[[Message], None]]]  # with the most bytes of a message
+Outgoing = Iterable[tuple[int, Kind, Bytes, int]]  # peer, kind, payload, number of the part
 
 
-class Side(Generic[Exchange]):
+class Side(Generic[P]):
     """One rank. The methods of its subclasses are called inside `ServerLink.guard`.
 
-    parts, exchanges: of this rank, by the number that all ranks give to a part.
+    Attributes:
+        parts: By the number that all ranks give to a part.
+        peers: The ranks of the other side.
+        lost: Workers that are gone without having left; known to servers, like the next two.
+        joined: Places that other processes have taken, in this order.
+        models: How often a worker was sent the model, as it lacked versions no longer kept.
     """
 
+    role: ClassVar[str]
+    # The counters of pushes and pulls: bytes of both, values of both.
+    moved: ClassVar[tuple[str, str, str, str]]
     link: ServerLink
-    peers: range  # the ranks of the other side
 
-    def __init__(self, parts: dict[int, ServerPart], exchanges: dict[int, Exchange]) -> None:
-        self.parts = parts
-        self.exchanges: dict[int, Exchange] = exchanges
+    def __init__(
+        self,
+        parts: Iterable[P],
+        rank: int,
+        peers: range,
+        settings: ServerSettings,
+        optimizer: Optimizer,
+        buffers: ModelBuffers | None,
+    ) -> None:
+        self.parts: dict[int, P] = {part.number: part for part in parts}
+        self.rank, self.peers, self.settings = rank, peers, settings
+        self.lost: set[int] = set()
+        self.joined: list[int] = []
+        self.models = 0
+        self._optimizer, self._buffers = optimizer, buffers
+        self._handlers: Handlers = {}
         # The first version that was not finite, and where.
-        self.non_finite: tuple[int, dict[str, Any]] | None = None
+        self._non_finite: tuple[int, dict[str, Any]] | None = None
+        self._warned_of_non_finite = False
+        self._warned_of_outgrown = 0
 
-    def _listen(self, link: ServerLink, limits: Limits) -> None:
-        """Takes the messages of the peers over this link. `limits`: of all kinds but packets."""
-        self.link = link
-        packet = max((e.max_message_size for e in self.exchanges.values()), default=0)
-        link.listen(self.peers, {Kind.PACKET: packet, **limits})
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """The version of the part and server that are furthest behind."""
+
+    @property
+    @abstractmethod
+    def has_state(self) -> bool:
+        """Whether it goes on from a saved state, with which it does not need the model."""
+
+    @abstractmethod
+    def load_state(self, state: checkpoint.StateDict, of_optimizer: checkpoint.StateDict) -> None:
+        """Takes over saved states, before `begin`. Raises ValueError, before anything is changed,
+        if that lacks tensors of this rank.
+
+        Args:
+            state: What gradwire keeps.
+            of_optimizer: The wrapped optimizer's, of `own_names`.
+        """
+
+    @abstractmethod
+    def begin(self, link: ServerLink) -> None:
+        """Gives the workers the servers' model, over this link, or its version alone where all
+        ranks go on from their states."""
+
+    def _listen(self, link: ServerLink, handlers: Handlers) -> None:
+        """Takes these kinds of messages of the peers over this link."""
+        self.link, self._handlers = link, handlers
+        link.listen(self.peers, {kind: most for kind, (most, _) in handlers.items()})
+
+    def _handle(self, message: Message) -> None:
+        if message.kind not in self._handlers:
+            self._refuse(message)
+        self._handlers[message.kind][1](message)
+
+    def _part_of(self, message: Message) -> P:
+        if message.part not in self.parts:
+            self._refuse(message)
+        return self.parts[message.part]
+
+    def _refuse(self, message: Message) -> NoReturn:
+        """The message is not for this side, or not now."""
+        raise self.link.refuse(message)
+
+    def _send_packets(self, part: P) -> None:
+        outgoing = part.exchange.outgoing()
+        self._send((peer, Kind.PACKET, message, part.number) for peer, message in outgoing)
+
+    def _send(self, messages: Outgoing) -> None:
+        for peer, kind, payload, part in messages:
+            self.link.send(peer, kind, payload, part)
+
+    @property
+    def _most_packet(self) -> int:
+        """The most bytes of a packet."""
+        return max((part.exchange.max_message_size for part in self.parts.values()), default=0)
 
     @property
     def _most_unused(self) -> int:
         """The most bytes of a message with the tensors that have no gradient."""
         return max(unused_size(len(part.names)) for part in self.parts.values())
 
-    def _note_non_finite(self, number: int, version: int) -> None:
+    def _note_non_finite(self, part: P, version: int) -> None:
         """Called when a version of a part is known to be finite or not."""
-        where = self.exchanges[number].non_finite
-        if where is not None and self.non_finite is None:
-            self.non_finite = version, where
+        where = part.exchange.non_finite
+        if where is not None and self._non_finite is None:
+            self._non_finite = version, where
+
+    def warn(self) -> None:
+        """Warns of what has gone wrong since it was called last."""
+        outgrown = self.outgrown_residuals()
+        for residual in outgrown[self._warned_of_outgrown :]:
+            warnings.warn(residual.describe(), OutgrownResidualWarning, stacklevel=3)
+        self._warned_of_outgrown = len(outgrown)
+        if self._non_finite is not None and not self._warned_of_non_finite:
+            self._warned_of_non_finite = True
+            version, where = self._non_finite
+            skipped = (
+                "this version of the tensor" if self.settings.is_tensorwise else "this version"
+            )
+            warnings.warn(
+                f"version {version}: the gradient of rank {where['rank']} is not finite at element "
+                f"{where['element']} of {where['tensor']}; nobody applied {skipped}, and the "
+                "residuals are kept. Further ones are only counted (skipped_versions)",
+                NonFiniteStepWarning,
+                stacklevel=3,
+            )
+
+    def outgrown_residuals(self) -> list[OutgrownResidual]:
+        """The residuals that were found too large."""
+        found = [each for p in self.parts.values() for each in p.exchange.outgrown_residuals]
+        return [OutgrownResidual(**residual) for residual in found]
 
     @property
-    def outgrown_residuals(self) -> list[dict[str, Any]]:
-        return [
-            found for exchange in self.exchanges.values() for found in exchange.outgrown_residuals
-        ]
+    def own_names(self) -> set[str]:
+        """The tensors for which this rank keeps residuals; on a server those that it has."""
+        return {name for part in self.parts.values() for name in part.own_names}
 
     def residuals(self) -> Iterable[checkpoint.Residual]:
-        for exchange in self.exchanges.values():
-            yield from checkpoint.residuals_in(exchange)
+        for part in self.parts.values():
+            yield from checkpoint.residuals_in(part.exchange)
 
-    def load_residuals(self, residuals: Iterable[checkpoint.Residual]) -> None:
+    def _load_residuals(self, residuals: Iterable[checkpoint.Residual]) -> None:
         """Takes over residuals of the tensors that this rank exchanges. A worker owes the whole of
         what all workers owe together, because all of them push."""
-        number_of = {name: n for n, part in self.parts.items() for name in self._names(part)}
+        part_of = {name: part for part in self.parts.values() for name in part.own_names}
         for residual in residuals:
-            if residual.name in number_of:
+            if residual.name in part_of:
                 kind = "push" if residual.kind == "owed" else residual.kind
-                self.exchanges[number_of[residual.name]].import_residual(kind, *residual[1:])
+                part_of[residual.name].exchange.import_residual(kind, *residual[1:])
 
-    @abstractmethod
-    def _names(self, part: ServerPart) -> Iterable[str]:
-        """The part's tensors for which this rank keeps residuals."""
-
-    @abstractmethod
     def named_model(self) -> dict[str, torch.Tensor]:
         """What a checkpoint has of the model here: on a server its tensors, on a worker the sums of
         the changes. Empty with pulls="gradients"."""
+        return {n: t for part in self.parts.values() for n, t in part.named_model().items()}
 
     def counters(self) -> dict[str, Any]:
         """The exchanges' counters, as sums over the parts; `steps`: those of this rank."""
-        counted = [exchange.stats() for exchange in self.exchanges.values()]
+        counted = [part.exchange.stats() for part in self.parts.values()]
         sums: Counter[str] = Counter()
         for counters in counted:
             sums.update(counters)
@@ -90,6 +190,6 @@ class Side(Generic[Exchange]):
     def dropped_pushes(self) -> dict[int, int]:
         """By rank; see the exchanges."""
         sums: Counter[int] = Counter()
-        for exchange in self.exchanges.values():
-            sums.update(dict(enumerate(exchange.dropped_pushes)))
+        for part in self.parts.values():
+            sums.update(dict(enumerate(part.exchange.dropped_pushes)))
         return dict(sums)

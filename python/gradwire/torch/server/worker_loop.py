@@ -3,239 +3,218 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 from torch.optim import Optimizer
 
-from gradwire._core import WorkerSide
-from gradwire.torch.checkpoint import held_back
+from gradwire._core import Layout
+from gradwire.torch.checkpoint import StateDict, held_back, residuals_of
 from gradwire.torch.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.network.transport import TEXT_BYTES, Kind, LostError
-from gradwire.torch.parameters import Options
+from gradwire.torch.parameters import NamedTensor, Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
     encode_options,
-    options_message,
     read_options,
     read_unused,
     read_version,
     unused_message,
     version_message,
 )
-from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_link import Message, ServerLink
-from gradwire.torch.server.side import Side
+from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.side import Handlers, Side
 
 
-class Working(Side[WorkerSide]):
-    """One worker."""
+class Working(Side[WorkerPart]):
+    """One worker. With pulls="gradients", the optimizer steps the model here."""
+
+    role = "worker"
+    moved = ("push_bytes", "pull_bytes_received", "values_pushed", "values_received")
 
     def __init__(
         self,
-        parts: dict[int, ServerPart],
+        parts: Sequence[tuple[Layout, Sequence[NamedTensor]]],
         rank: int,
-        servers: range,
+        settings: ServerSettings,
+        optimizer: Optimizer,
         buffers: ModelBuffers | None,
-        optimizer: Optimizer | None,
-        **options: Any,
     ) -> None:
-        """optimizer: with pulls="gradients", that which steps the model here.
-        `options`: further arguments of WorkerSide."""
-
-        def note_average(server: int, version: int) -> None:
-            self._averaged.append(server)
-
-        super().__init__(
-            parts,
-            {
-                n: WorkerSide(
-                    p.layout, rank, p.apply if optimizer is None else note_average, **options
-                )
-                for n, p in parts.items()
-            },
-        )
-        self._rank = rank
-        self._optimizer = optimizer
-        self._averaged: list[int] = []  # servers whose averages are in the bucket
-        self._unused: set[str] = set()  # tensors that no worker has a gradient of
-        self._buffers = buffers
-        self._own_buffers = buffers if buffers is not None and buffers.sender == rank else None
-        self.peers = servers
+        here = [WorkerPart(i, *part, rank, settings) for i, part in enumerate(parts)]
+        peers = range(settings.workers, settings.world_size)
+        super().__init__(here, rank, peers, settings, optimizer, buffers)
+        self._sends_buffers = buffers is not None and buffers.sender == rank
         # When each part's last pull arrived, and when it was applied, by time.perf_counter.
         self.arrivals: dict[int, tuple[float, float]] = {}
         self._sent_options = b""
         self._over: set[int] = set()  # servers that make no further version
+        self._replica: dict[str, torch.Tensor] = {}  # of a loaded state, until `begin`
 
     @property
     def version(self) -> int:
-        """The version of the part and server that are furthest behind."""
-        return min(e.version(server) for e in self.exchanges.values() for server in e.servers)
+        exchanges = [part.exchange for part in self.parts.values()]
+        return min(each.version(server) for each in exchanges for server in each.servers)
 
-    def _names(self, part: ServerPart) -> Iterable[str]:
-        return part.names
+    @property
+    def has_state(self) -> bool:
+        return bool(self._replica)
 
-    def named_model(self) -> dict[str, torch.Tensor]:
-        return {n: t for part in self.parts.values() for n, t in part.named_replica().items()}
+    def load_state(self, state: StateDict, of_optimizer: StateDict) -> None:
+        self._optimizer.load_state_dict(of_optimizer)
+        for part in self.parts.values():
+            for server in part.exchange.servers:
+                part.exchange.set_version(server, int(state["version"]))
+        self._load_residuals(residuals_of(state))
+        self._replica = state["model"]
 
-    def begin(
-        self, link: ServerLink, version: int, replica: dict[str, torch.Tensor] | None = None
-    ) -> None:
-        """Receives the servers' model and their version. With pulls="gradients" it must be
-        `version`, else PeerMismatchError: the optimizer's state here is of that version.
-
-        replica: with this model the worker goes on, and the servers send none."""
+    def begin(self, link: ServerLink) -> None:
+        """With pulls="gradients" the servers' version must be that of the loaded state, else
+        PeerMismatchError: the optimizer's state here is of that version."""
+        own = self.version
         self._begin_listening(link)
-
-        def on_model(number: int, server: int, servers_version: int) -> None:
-            if self._optimizer is not None and servers_version != version:
-                raise PeerMismatchError(
-                    f"rank {server} goes on from version {servers_version}, rank {self._rank} from "
-                    f"{version}: with pulls='gradients' every rank loads the state that it saved",
-                    (server,),
-                )
-            self.exchanges[number].set_version(server, servers_version)
-
         with link.guard("waiting for the model"):
-            self._receive_models(Kind.MODEL, on_model)
-        if replica is not None:
+            for part, server, version in self._receive_models(Kind.MODEL):
+                if self.settings.pulls_gradients and version != own:
+                    raise PeerMismatchError(
+                        f"rank {server} goes on from version {version}, rank {self.rank} from "
+                        f"{own}: with pulls='gradients' every rank loads the state that it saved",
+                        (server,),
+                    )
+                part.exchange.set_version(server, version)
+        if link.all_go_on:
             for part in self.parts.values():
-                part.load_replica(replica)
+                part.load_named(self._replica)
+        self._replica = {}
 
-    def join(self, link: ServerLink, groups: list[Options]) -> None:
+    def join(self, link: ServerLink) -> None:
         """Takes a free place: receives the model as the other workers have it, and the options of
-        the last version, which it writes into `groups`.
+        the last version.
 
         Servers may be at different versions. The first push is for the newest; what other servers
         lack until then is made without this worker.
         """
         self._begin_listening(link)
-        begun: list[tuple[int, int, int]] = []  # version, part, server
+        options: dict[int, list[Options]] = {}
         with link.guard("taking the place of another worker"):
             for server in self.peers:
                 link.send(server, Kind.JOIN)
-            options = self._receive_models(
-                Kind.CATCH_UP,
-                lambda number, server, version: begun.append((version, number, server)),
-                groups,
-            )
-            first, _, newest = max(begun)
+            begun = list(self._receive_models(Kind.CATCH_UP, options))
+            first, newest = max((version, server) for _, server, version in begun)
             if first not in options:
                 raise PeerMismatchError(
                     f"rank {newest} sent a model of version {first}, and no options of it",
                     (newest,),
                 )
-            for version, number, server in begun:
-                self.exchanges[number].set_version(server, version)
-                self.exchanges[number].join(server, first, self.parts[number].bucket)
+            for part, server, version in begun:
+                part.exchange.set_version(server, version)
+                part.exchange.join(server, first, part.bucket)
             for server in self.peers:
                 link.send(server, Kind.JOIN, version_message(first))
-            apply_options(groups, options[first])
+            apply_options(self._optimizer.param_groups, options[first])
             self.wait(self.parts)
 
     def _begin_listening(self, link: ServerLink) -> None:
         model = max(part.max_model_size for part in self.parts.values())
-        limits = {Kind.MODEL: model, Kind.CATCH_UP: model, Kind.OPTIONS: TEXT_BYTES}
-        if self._optimizer is not None:
-            limits[Kind.UNUSED] = self._most_unused
+        handlers: Handlers = {
+            Kind.PACKET: (self._most_packet, self._take_pull),
+            Kind.CATCH_UP: (model, self._take_catch_up),
+            Kind.OVER: (0, self._take_over),
+            # These come where the worker waits for them, and not between.
+            Kind.MODEL: (model, self._refuse),
+            Kind.OPTIONS: (TEXT_BYTES, self._refuse),
+            Kind.EXPELLED: (0, self._refuse),
+        }
+        if self.settings.pulls_gradients:
+            handlers[Kind.UNUSED] = self._most_unused, self._take_unused
         if self._buffers is not None:
-            limits[Kind.BUFFERS] = self._buffers.nbytes
-        self._listen(link, {**limits, Kind.OVER: 0, Kind.EXPELLED: 0})
+            handlers[Kind.BUFFERS] = self._buffers.nbytes, self._refuse
+        self._listen(link, handlers)
 
-    def step(self, step: int, groups: list[Options], factor: float) -> None:
+    def step(self, step: int, factor: float) -> None:
         """Pushes all gradients times `factor`, and waits until the next ones may be computed."""
-        self._averaged, self._unused = [], set()
-        self.begin_step(groups, self.version)
-        for number in self.parts:
-            self.push(number, step, factor)
+        self.begin_step(self.version)
+        for part in self.parts.values():
+            self.push(part, step, factor)
         self.wait(self.parts)
         self.take_arrived()
         self.wait(self.parts)  # one that came early waits for the versions before it
-        if self._optimizer is not None and self._averaged:
-            (part,) = self.parts.values()
-            part.step_replica(self._optimizer, self._averaged, self._unused)
+        if self.settings.pulls_gradients:
+            for part in self.parts.values():
+                part.step_replica(self._optimizer)
 
-    def begin_step(self, groups: list[Options], version: int) -> None:
+    def begin_step(self, version: int) -> None:
         """Sends what goes before the pushes for this version: the options, if they differ from
         those sent last, and the buffers, if it is time."""
         for server in self.peers:
             self.link.flush(server)
-        if self._own_buffers is not None and version % self._own_buffers.every == 0:
-            self._send_buffers(self._own_buffers)
-        options = encode_options(groups)
-        if options == self._sent_options:
-            return
-        self._sent_options = options
-        for server in self.peers:
-            self.link.send(server, Kind.OPTIONS, options_message(version, options))
+        if self._buffers is not None and version % self._buffers.every == 0:
+            self._send_buffers(self._buffers)
+        if not self.sent_options_hold():
+            self._sent_options = encode_options(self._optimizer.param_groups)
+            message = version_message(version, self._sent_options)
+            self._send((server, Kind.OPTIONS, message, 0) for server in self.peers)
 
-    def sent_options_are(self, groups: list[Options]) -> bool:
-        return encode_options(groups) == self._sent_options
+    def sent_options_hold(self) -> bool:
+        return encode_options(self._optimizer.param_groups) == self._sent_options
 
     def _send_buffers(self, buffers: ModelBuffers) -> None:
-        self.link.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
+        if self._sends_buffers:
+            self.link.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
 
-    def push(self, number: int, step: int, factor: float = 1.0) -> None:
+    def push(self, part: WorkerPart, step: int, factor: float = 1.0) -> None:
         """Pushes the gradients of a part, times `factor`."""
-        part, exchange = self.parts[number], self.exchanges[number]
         part.fill_with_gradients(factor)
         unused = part.unused()
         if unused:
-            message = unused_message(exchange.next_version, unused, len(part.names))
-            for server in exchange.servers:
-                self.link.send(server, Kind.UNUSED, message, number)
+            message = unused_message(part.exchange.next_version, unused, len(part.names))
+            servers = part.exchange.servers
+            self._send((server, Kind.UNUSED, message, part.number) for server in servers)
         # What is owed to these waits for a step that has a gradient.
-        with held_back(exchange, part.names_at(unused)):
-            exchange.start(part.bucket, step)
-        self._send_all(number)
-
-    def _send_all(self, number: int) -> None:
-        for server, message in self.exchanges[number].outgoing():
-            self.link.send(server, Kind.PACKET, message, number)
+        with held_back(part.exchange, part.names_at(unused)):
+            part.exchange.start(part.bucket, step)
+        self._send_packets(part)
 
     def wait(self, numbers: Iterable[int]) -> None:
         """Waits until the next gradients of these parts may be computed."""
         for number in numbers:
-            while not self.exchanges[number].done:
-                waiting = self.exchanges[number].awaiting()
+            while not self.parts[number].exchange.done:
+                waiting = self.parts[number].exchange.awaiting()
                 self._check_not_over(waiting)
-                self._take(waiting)
+                self._handle(self.link.take(waiting))
 
     def take_arrived(self) -> None:
         """Takes what has arrived, and waits for nothing."""
         while not self.link.arrived.empty():
-            self._take(())
+            self._handle(self.link.take(()))
 
     def leave(self) -> None:
         """Waits until the other workers leave, and takes over the servers' models."""
-        if self._own_buffers is not None:
-            self._send_buffers(self._own_buffers)
+        if self._buffers is not None:
+            self._send_buffers(self._buffers)
         for server in self.peers:
             self.link.send(server, Kind.LEAVE)
-        self._receive_models(Kind.MODEL, None)
+        still_on_their_way = (Kind.PACKET, Kind.OVER, Kind.CATCH_UP)
+        for _ in self._receive_models(Kind.MODEL, ignored=still_on_their_way):
+            pass
 
     def _receive_models(
         self,
         kind: Kind,
-        on_model: Callable[[int, int, int], None] | None,
-        groups: Sequence[Options] = (),
-    ) -> dict[int, list[Options]]:
-        """Receives all parts from all their servers in messages of this kind, and calls `on_model`
-        with the part's number, the server and its version. Returns the options for `groups` that
-        came with them, by version.
-
-        `on_model` is None when the worker leaves. Other messages that are still on their way are
-        ignored then.
-        """
-        exchanges = self.exchanges.items()
-        missing = {(kind, n, server) for n, e in exchanges for server in e.servers}
+        options: dict[int, list[Options]] | None = None,
+        ignored: Collection[Kind] = (),
+    ) -> Iterator[tuple[WorkerPart, int, int]]:
+        """Receives all parts from all their servers, in messages of this kind, and the buffers.
+        Yields part, server and its version. options: gets those of the servers, by version."""
+        parts = self.parts.values()
+        missing = {(kind, p.number, server) for p in parts for server in p.exchange.servers}
         if self._buffers is not None:
             missing.add((Kind.BUFFERS, 0, self._buffers.keeper))
-        if kind is Kind.CATCH_UP:
+        if options is not None:
             missing |= {(Kind.OPTIONS, 0, server) for server in self.peers}
-        options = {}
         while missing:
             silent = {server for _, _, server in missing}
             try:
@@ -244,57 +223,54 @@ class Working(Side[WorkerSide]):
                 if silent.isdisjoint(lost.peers):
                     continue  # that server has left
                 raise
-            if on_model is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
+            if message.kind in ignored:
                 continue
             if (message.kind, message.part, message.peer) not in missing:
-                raise self._refuse(message)
+                self._refuse(message)
             missing.discard((message.kind, message.part, message.peer))
+            if message.kind is kind:
+                yield self._load_model(message)
+                continue
             with self.link.reading(message):
-                if message.kind is Kind.BUFFERS:
-                    assert self._buffers is not None
+                if self._buffers is not None and message.kind is Kind.BUFFERS:
                     self._buffers.load(message.payload)
-                    continue
-                if message.kind is Kind.OPTIONS:
-                    version = read_version(message.payload)
+                elif options is not None:
+                    version, groups = read_version(message.payload), self._optimizer.param_groups
                     options[version] = read_options(message.payload, groups)
-                    continue
-                version = self.parts[message.part].load_model(message.peer, message.payload)
-            if on_model is not None:
-                on_model(message.part, message.peer, version)
-        return options
 
-    def _take(self, waiting: Sequence[int]) -> None:
-        """Handles one message."""
-        message = self.link.take(waiting)
-        number = message.part
-        if message.kind is Kind.OVER:
-            self._over.add(message.peer)
-        elif message.kind is Kind.CATCH_UP and number in self.parts:
-            with self.link.reading(message):
-                version = self.parts[number].load_model(message.peer, message.payload)
-            self.exchanges[number].catch_up(message.peer, version)
-        elif message.kind is Kind.UNUSED and number in self.parts:
-            with self.link.reading(message):
-                _, places = read_unused(message.payload, len(self.parts[number].names))
-            self._unused = self.parts[number].names_at(places)
-        elif message.kind is Kind.PACKET and number in self.parts:
-            exchange = self.exchanges[number]
-            exchange.receive(message.peer, message.payload)
-            self._send_all(number)  # if these were scales: the push
-            self.arrivals[number] = (message.at, time.perf_counter())
-            self._note_non_finite(number, exchange.version(message.peer) - 1)
-        else:
-            raise self._refuse(message)
+    def _load_model(self, message: Message) -> tuple[WorkerPart, int, int]:
+        part = self._part_of(message)
+        with self.link.reading(message):
+            return part, message.peer, part.load_model(message.peer, message.payload)
 
-    def _refuse(self, message: Message) -> CommunicationError:
-        """The error for a message that is not for a worker, or not now."""
+    def _take_pull(self, message: Message) -> None:
+        part = self._part_of(message)
+        part.exchange.receive(message.peer, message.payload)
+        self._send_packets(part)  # if these were scales: the push
+        self.arrivals[part.number] = (message.at, time.perf_counter())
+        self._note_non_finite(part, part.exchange.version(message.peer) - 1)
+
+    def _take_catch_up(self, message: Message) -> None:
+        part, server, version = self._load_model(message)
+        part.exchange.catch_up(server, version)
+
+    def _take_unused(self, message: Message) -> None:
+        part = self._part_of(message)
+        with self.link.reading(message):
+            _, places = read_unused(message.payload, len(part.names))
+        part.unused_everywhere = part.names_at(places)
+
+    def _take_over(self, message: Message) -> None:
+        self._over.add(message.peer)
+
+    def _refuse(self, message: Message) -> NoReturn:
         if message.kind is not Kind.EXPELLED:
-            return self.link.refuse(message)
-        return ExpelledError(
-            f"rank {self._rank} was taken for dead: it sent nothing while rank {message.peer} "
+            super()._refuse(message)
+        raise ExpelledError(
+            f"rank {self.rank} was taken for dead: it sent nothing while rank {message.peer} "
             "waited for it (timeout), or another process has its place. The others went on "
             "without it. With store=, a new process may take a free place",
-            (self._rank,),
+            (self.rank,),
         )
 
     def _check_not_over(self, waiting: Sequence[int]) -> None:
