@@ -317,27 +317,20 @@ class PerRank:
 
     def state_dict(self) -> dict[str, bytes]:
         """Also asked for by `load`, which fills in what the checkpoint has of these names."""
-        own = to_bytes(self._source.state_dict())
-        if not self._reshards:
-            return {_name(self._rank, self._world_size): own}
-        return dict.fromkeys(self._saved_names(), own)
+        return dict.fromkeys(self._names(), to_bytes(self._source.state_dict()))
 
     def load_state_dict(self, saved: dict[str, bytes]) -> None:
-        if not self._reshards:
-            state = from_bytes(saved[_name(self._rank, self._world_size)])
-        else:
-            states = [from_bytes(saved[name]) for name in self._saved_names()]
-            state = reshard(states, self._world_size, **self._target)[self._rank]
-        self._source.load_state_dict(state)
+        states = [from_bytes(saved[name]) for name in self._names()]
+        if self._reshards:
+            states = [reshard(states, self._world_size, **self._target)[self._rank]]
+        self._source.load_state_dict(states[0])
         self._saved_world_size, self._target = self._world_size, Target()  # for `save`
 
     @property
     def _reshards(self) -> bool:
         return self._saved_world_size != self._world_size or bool(self._target)
 
-    def _saved_names(self) -> list[str]:
-        return [_name(rank, self._saved_world_size) for rank in range(self._saved_world_size)]
-
-
-def _name(rank: int, world_size: int) -> str:
-    return f"rank {rank} of {world_size}"
+    def _names(self) -> list[str]:
+        """Those of this rank's state, or of all that it is made of."""
+        ranks = range(self._saved_world_size) if self._reshards else [self._rank]
+        return [f"rank {rank} of {self._saved_world_size}" for rank in ranks]
