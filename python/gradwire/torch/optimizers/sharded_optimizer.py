@@ -105,13 +105,13 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         check_optimizer(optimizer)
         refuse_modes(optimizer, "ShardedOptimizer")
         refuse_several_gradients(optimizer, "ShardedOptimizer")
-        compression.require_sharded()
         exchange_settings = ExchangeSettings.of(
             compression.given(codec=codec),
             Members(process_group),
             execution,
             adaptive=lambda: is_adaptive(optimizer),
         )
+        compression.require_sharded()
         replica = Replica("ShardedOptimizer", optimizer, model, exchange_settings)
         if replica.shards is not None:
             raise TypeError(
