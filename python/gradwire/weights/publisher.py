@@ -17,9 +17,11 @@ from gradwire.weights.difference import encode, fold_updates, make_update, tied_
 from gradwire.weights.errors import ConflictError, WeightsError
 from gradwire.weights.folder import Folder
 from gradwire.weights.manifest import Manifest, Part, Writer, label_of, part_name
-from gradwire.weights.store import Store
+from gradwire.weights.store import Store, wait_for
 from gradwire.weights.tensors import Bytes, View, converted, dtype_named, tied_names, views_of
 from gradwire.weights.update import Entry, Update, read_head, write_update
+
+_LATE = 10.0  # seconds that a part of an earlier version may be late
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Publisher:
                 f"{ranks} ranks need run=: a text that all of them share and no earlier start had, "
                 "such as the job's number and the count of its restarts"
             )
-        self._store = Store(store, patience, threads)
+        self._store = Store(store, min(patience, _LATE), threads)
+        self._patience = patience
         self._base = base
         self._anchor_every = anchor_every
         self._dtype = None if dtype is None else dtype_named(dtype)
@@ -113,8 +116,8 @@ class Publisher:
         Raises:
             ConflictError: Another publisher has published; the message names it.
             WeightsError: Something is no tensor, or another rank was missing.
-            OSError: The store cannot be written. The version does not exist then; the next one is
-                published in full.
+            OSError: The store cannot be written. If the version does not exist then, the next one
+                is published in full.
         """
         started = time.perf_counter()
         self._calls += 1
@@ -132,22 +135,17 @@ class Publisher:
         for label, content in labels.items():
             self._write_part(label, content)
         self._pending = version
-        has_anchor = len(labels) > 1
-        manifests = [
-            self._commit(label, version, has_anchor and label == label_of(version))
-            for label in reversed(labels)
-        ]
+        # The version first: an anchor without it would be of values that are published no more.
+        label, *anchors = labels
+        manifest = self._commit(label, version, bool(anchors))
         self._version, self._is_sound = version, True
+        anchor_bytes = sum(self._commit(one, version, False).size for one in anchors)
         if self._rank == 0:
             self._store.write_hint(version)
-        whole = Update(version, None, dict(manifests[-1].entries))
-        return Published(
-            version,
-            manifests[-1].size,
-            whole.changed / max(whole.numel, 1),
-            time.perf_counter() - started,
-            sum(manifest.size for manifest in manifests[:-1]),
-        )
+        whole = Update(version, None, dict(manifest.entries))
+        share = whole.changed / max(whole.numel, 1)
+        seconds = time.perf_counter() - started
+        return Published(version, manifest.size, share, seconds, anchor_bytes)
 
     def _open(self, views: Mapping[str, View]) -> None:
         """Takes up the chain that the store has, or begins one."""
@@ -278,20 +276,20 @@ class Publisher:
                 return None
             return update, Part(name, size)
 
-        found = self._store.wait_for(look)
+        found = wait_for(look, self._patience)
         if found is None:
             raise WeightsError(
                 f"{label}: rank {rank} of {self._ranks} has not written its part in "
-                f"{self._store.patience:g} s; the version was not published. Look for that rank's "
+                f"{self._patience:g} s; the version was not published. Look for that rank's "
                 "error, or give a larger patience="
             )
         return found
 
     def _await_manifest(self, label: str) -> Manifest:
-        found = self._store.wait_for(lambda: self._store.manifest(label))
+        found = wait_for(lambda: self._store.manifest(label), self._patience)
         if found is None:
             raise WeightsError(
-                f"{label}: rank 0 has not committed it in {self._store.patience:g} s. Look for "
+                f"{label}: rank 0 has not committed it in {self._patience:g} s. Look for "
                 "that rank's error, or give a larger patience="
             )
         self._refuse_others(found.version)

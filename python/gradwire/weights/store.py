@@ -28,11 +28,11 @@ _KEPT = 64  # manifests in memory
 
 
 class Store:
-    """Reads and writes versions. patience: the seconds that a file may be late."""
+    """Reads and writes versions. patience: the seconds that a part may be late."""
 
     def __init__(self, place: str | os.PathLike[str] | Folder, patience: float, threads: int):
         self.folder = open_folder(place)
-        self.patience = patience
+        self._patience = patience
         self._threads = threads
         self._manifests: dict[str, Manifest] = {}  # they never change
         self._newest = 0
@@ -41,7 +41,10 @@ class Store:
         """The newest version; 0: there is none. Finds it even if lists are late."""
         found = max(self._newest, self._hint())
         if not found or self.manifest(label_of(found)) is None:
-            found = max(filter(None, map(version_of, self._listed())), default=0)
+            listed = {version_of(name) or 0 for name in self._listed()}
+            # What a list shows need not be readable yet.
+            readable = (v for v in sorted(listed, reverse=True) if self.manifest(label_of(v)))
+            found = next(readable, 0)
         while self.manifest(label_of(found + 1)) is not None:
             found += 1
         self._newest = found
@@ -117,13 +120,6 @@ class Store:
             else:
                 assert update is not None
                 return update
-
-    def wait_for(self, look: Callable[[], _T | None]) -> _T | None:
-        """What `look` finds, as soon as it finds something; None: it has found nothing in time."""
-        end = time.monotonic() + self.patience
-        while (found := look()) is None and time.monotonic() < end:
-            time.sleep(_PAUSE)
-        return found
 
     def way_to(self, version: int, current: int | None) -> list[str] | None:
         """The labels of the smallest way to a version; None: there is none."""
@@ -215,7 +211,15 @@ class Store:
             except FileNotFoundError:
                 return None
 
-        found = self.wait_for(look)
+        found = wait_for(look, self._patience)
         if found is None:
             raise DamagedVersionError(f"{where} is missing")
         return found
+
+
+def wait_for(look: Callable[[], _T | None], seconds: float) -> _T | None:
+    """What `look` finds, as soon as it finds something; None: it has found nothing in time."""
+    end = time.monotonic() + seconds
+    while (found := look()) is None and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    return found
