@@ -17,8 +17,8 @@ from cli_runner import run
 
 FILE = Path(__file__).with_suffix(".txt")
 COMMANDS = (
-    *("bench", "codecs", "compress", "decompress", "evaluate", "info", "inspect", "plan"),
-    *("report", "simulate", "train"),
+    *("bench", "codecs", "compress", "decompress", "delta", "evaluate", "fold", "info"),
+    *("inspect", "patch", "plan", "report", "simulate", "train"),
 )
 
 

@@ -287,7 +287,7 @@ def test_a_missing_delta_is_named() -> None:
 def test_a_store_that_shows_files_late(lists: int) -> None:
     store = FaultyFolder(late_reads=2, late_lists=lists)
     publisher, subscriber = Publisher(store), Subscriber(store)
-    target, seen = State(), set()
+    target, seen = State(), set[int]()
     for version in range(1, 8):
         assert publisher.publish(state_of(version)).version == version
         while subscriber.fetch() is None:

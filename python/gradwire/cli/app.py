@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from gradwire import __version__
 from gradwire.errors import UserError, missing
 
-LIBRARY_COMMANDS = ("codecs", "compress", "decompress", "inspect", "info")
+LIBRARY_COMMANDS = ("codecs", "compress", "decompress", "delta", "fold", "info", "inspect", "patch")
 LAB_COMMANDS = ("bench", "evaluate", "plan", "report", "simulate", "train")
 _FRAMED = 80  # columns
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -18,24 +18,26 @@ from gradwire.cli.output import (
 )
 from gradwire.container import check_frames, is_container, parse
 from gradwire.errors import UserError
+from gradwire.weights.update import read_update, starts_update
 
 # Columns of text, not of numbers.
-_TEXTS = ("name", "dtype", "shape", "storage", "codec", "class_shares")
-_TOLD_BY = 9  # bytes that show the kind of a file
+_TEXTS = ("name", "dtype", "shape", "storage", "kind", "codec", "class_shares")
+_FILE_HELP = "A frame, a packet, a compressed file or a delta."
+_TOLD_BY = 64  # bytes that show the kind of a file
 _OF_FRAMES = ("codec", "bits_per_value", "non_finite", "class_shares")
 
 
 def inspect(
-    file: Annotated[Path, Argument(metavar="FILE", help="A frame, a packet or a compressed file.")],
+    file: Annotated[Path, Argument(metavar="FILE", help=_FILE_HELP)],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in a frame, a packet or a compressed file.
+    """Show what is in a frame, a packet, a compressed file or a delta.
 
     Checks lengths and checksums; decodes nothing.
     """
     with errors_name(file):
         data = _read(file)
-        found = _inspect_container(data) if is_container(data) else gradwire.inspect(data)
+        found = _inspect(data)
     if as_json:
         print_json(found)
     else:
@@ -46,7 +48,7 @@ def _read(path: Path) -> bytes:
     """The whole file, unless its first bytes show that it is of another kind."""
     with path.open("rb") as file:
         begin = file.read(_TOLD_BY)
-        if begin[:2] not in (b"GW", b"GP", b"GC"):
+        if begin[:2] not in (b"GW", b"GP", b"GC") and not starts_update(begin):
             raise UserError(
                 "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
                 f"{_hint(begin)}"
@@ -62,6 +64,37 @@ def _hint(data: bytes) -> str:
     if data[8:9] == b"{":
         return "; it may be a .safetensors file, `gradwire compress` reads those"
     return ""
+
+
+def _inspect(data: bytes) -> dict[str, Any]:
+    if is_container(data):
+        return _inspect_container(data)
+    return _inspect_delta(data) if starts_update(data) else gradwire.inspect(data)
+
+
+def _inspect_delta(data: bytes) -> dict[str, Any]:
+    update = read_update(data, "the delta")
+    tensors = [
+        {
+            "name": entry.name,
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "kind": entry.kind,
+            "changed": entry.changed,
+            "bytes": entry.size,
+            **({"at": list(entry.at), "whole": list(entry.whole)} if entry.at else {}),
+        }
+        for entry in update.entries.values()
+    ]
+    return {
+        "kind": "full version" if update.base is None else "delta",
+        "version": update.version,
+        "base": update.base,
+        "delta_bytes": len(data),
+        "changed": update.changed,
+        "values": update.numel,
+        "tensors": tensors,
+    }
 
 
 def _inspect_container(data: bytes) -> dict[str, Any]:

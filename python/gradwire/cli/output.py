@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,6 +77,20 @@ def terminal(*, is_on_stderr: bool = False) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDTH_WITHOUT_TERMINAL
     return console
+
+
+def track(what: str) -> Callable[[Sequence[Any]], Iterator[Any]]:
+    """A function that passes a list on, and shows on a terminal how far it is: on stderr."""
+
+    def follow(items: Sequence[Any]) -> Iterator[Any]:
+        console = terminal(is_on_stderr=True)
+        if not console.is_terminal:
+            return iter(items)
+        from rich.progress import track
+
+        return iter(track(items, what, console=console, transient=True))
+
+    return follow
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:

@@ -18,7 +18,7 @@ from gradwire.strict_json import parse_json
 from gradwire.tensor_dtypes import bytes_of
 from gradwire.tensor_files import header_of, order_in_file, read_safetensors
 from gradwire.weights.errors import WeightsError
-from gradwire.weights.target import Target
+from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import Bytes, View, raw_values
 from gradwire.weights.update import Update
 
@@ -68,26 +68,30 @@ class Checkpoint:
         """Raises StaleBaseError unless the update can be applied."""
         Target(self.views("c"), self._threads, make=_make).check(update)
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
         views = self.views()
         target = Target(views, self._threads, make=_make)
         if views and target.fits(update):
             self._mark(None)
-            target.write(update)
+            target.write(update, track)
             for mapped in self._maps:
                 mapped.flush()
         else:
-            self._rewrite(update)
+            self._rewrite(update, track)
         self._mark(update.version)
 
-    def write_copy(self, update: Update, file: Path) -> None:
+    def write_copy(self, update: Update, file: Path, track: Track = iter) -> None:
         """Writes the tensors with an update that `check` has accepted to another file."""
-        self._write_file(self._updated(update), file, marks=False)
+        self._write_file(self._updated(update, track), file, marks=False)
 
-    def _rewrite(self, update: Update) -> None:
+    def forget(self) -> None:
+        """Removes the marker: the files are of no store."""
+        self._marker.unlink(missing_ok=True)
+
+    def _rewrite(self, update: Update, track: Track) -> None:
         """Where tensors appear, vanish or change shape, all go into one new file."""
-        views = self._updated(update)
+        views = self._updated(update, track)
         file = self._path if self._path.suffix == _SUFFIX else self._path / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         self._write_file(views, file, marks=True)
@@ -98,9 +102,9 @@ class Checkpoint:
             for index in self._path.glob(_INDEX):
                 index.unlink()
 
-    def _updated(self, update: Update) -> dict[str, View]:
+    def _updated(self, update: Update, track: Track) -> dict[str, View]:
         views = self.views("c")
-        Target(views, self._threads, make=_make).write(update)
+        Target(views, self._threads, make=_make).write(update, track)
         return views
 
     def _write_file(self, views: dict[str, View], file: Path, marks: bool) -> None:

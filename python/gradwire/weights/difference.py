@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradwire import _core
 from gradwire.weights.errors import DamagedVersionError
-from gradwire.weights.target import Target, apply_blob
+from gradwire.weights.target import Target, Track, apply_blob
 from gradwire.weights.tensors import (
     Bytes,
     View,
@@ -103,11 +103,16 @@ def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, 
 
 
 def make_update(
-    before: Mapping[str, View], after: Mapping[str, View], into: Update, threads: int
+    before: Mapping[str, View],
+    after: Mapping[str, View],
+    into: Update,
+    threads: int,
+    track: Track = iter,
 ) -> Update:
-    """Adds to `into` how the tensors `before` become those `after`."""
+    """Adds to `into` how the tensors `before` become those `after`. track: sees these."""
     tied = dict(tied_names(after))
-    for key, view in after.items():
+    for key in track(list(after)):
+        view = after[key]
         if key in tied:
             into.add(tied_entry(view, tied[key]))
             continue

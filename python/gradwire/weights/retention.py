@@ -17,6 +17,7 @@ from gradwire.weights.manifest import (
     version_of,
 )
 from gradwire.weights.store import Store
+from gradwire.weights.target import Track
 from gradwire.weights.update import write_update
 
 
@@ -57,7 +58,14 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
     return removed
 
 
-def fold(store: str | os.PathLike[str] | Folder, first: int, last: int, threads: int = 1) -> int:
+def fold(
+    store: str | os.PathLike[str] | Folder,
+    first: int,
+    last: int,
+    *,
+    threads: int = 1,
+    track: Track = iter,
+) -> int:
     """Adds to a store one delta that leads from version `first` to version `last`.
 
     Receivers that are as far behind take it, where it is smaller than the deltas one by one.
@@ -67,6 +75,7 @@ def fold(store: str | os.PathLike[str] | Folder, first: int, last: int, threads:
         first: The version that it starts from; 0: the publisher's `base`.
         last: The version that it leads to.
         threads: Threads; the bytes do not depend on it.
+        track: Passes the list of versions on, and may show progress.
 
     Returns:
         Its bytes.
@@ -81,7 +90,7 @@ def fold(store: str | os.PathLike[str] | Folder, first: int, last: int, threads:
     if opened.manifest(label) is not None:
         raise WeightsError(f"{label} is there already")
     folded = opened.load(label_of(first + 1))
-    for version in range(first + 2, last + 1):
+    for version in track(range(first + 2, last + 1)):
         folded = fold_updates(folded, opened.load(label_of(version)), threads)
     if folded.base != first:
         raise WeightsError(f"version {first + 1} is a full version, and starts from no other")

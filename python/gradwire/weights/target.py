@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from gradwire.weights.tensors import (
     views_of,
 )
 from gradwire.weights.update import Blob, Entry, Update, digest_of
+
+Track = Callable[[Sequence[Any]], Iterator[Any]]  # passes a list on, and shows progress
 
 
 class Target:
@@ -94,9 +96,10 @@ class Target:
         self.check(update)
         self.write(update)
 
-    def write(self, update: Update) -> None:
-        """Applies an update that `check` has accepted."""
-        for key, blob in update.blobs.items():
+    def write(self, update: Update, track: Track = iter) -> None:
+        """Applies an update that `check` has accepted. track: sees the tensors that change."""
+        for key in track(list(update.blobs)):
+            blob = update.blobs[key]
             entry = update.entries[key]
             view = self.find(entry) or self._add(entry)
             data = view.read() if entry.kind == "delta" else np.frombuffer(blob, np.uint8)

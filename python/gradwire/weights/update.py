@@ -187,6 +187,11 @@ def read_update(data: Blob, where: str) -> Update:
     return update
 
 
+def starts_update(data: bytes) -> bool:
+    """Whether a file that begins so is one that write_update has written."""
+    return data[_LENGTH_BYTES:].startswith(b'{"__metadata__":{"gradwire":')
+
+
 def read_head(read: Callable[[str, int, int], bytes], name: str) -> tuple[Update, int]:
     """The update of a file without its bytes, and the file's size. read: gives the bytes of a file
     from one place to another. Raises DamagedVersionError, and what `read` raises."""

@@ -1,0 +1,76 @@
+"""``gradwire delta``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gradwire.cli.output import (
+    ForceOption,
+    JsonOption,
+    Outputs,
+    errors_name,
+    human_bytes,
+    print_json,
+    report_beside,
+    say,
+    track,
+)
+from gradwire.errors import UserError
+from gradwire.files import replace_file
+from gradwire.weights.checkpoint import Checkpoint
+from gradwire.weights.difference import make_update
+from gradwire.weights.tensors import View
+from gradwire.weights.update import Update, write_update
+
+CHECKPOINT_HELP = "A .safetensors file, or a folder of such files."
+ThreadsOption = Annotated[int, Option(min=1, help="Threads; the bytes do not depend on it.")]
+
+
+def delta(
+    old: Annotated[Path, Argument(metavar="OLD", help=CHECKPOINT_HELP)],
+    new: Annotated[Path, Argument(metavar="NEW", help=f"The same later. {CHECKPOINT_HELP}")],
+    output: Annotated[Path, Option("--output", "-o", help="The file to write.")],
+    threads: ThreadsOption = 1,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write how one checkpoint becomes another.
+
+    The delta is exact, whatever the bits, and small where few values change or change by little:
+    gradwire patch OLD DELTA makes NEW of OLD. Tensors may appear, vanish or change their shape.
+    """
+    target = Outputs(output, 1, force).claim(new, f"{new.name}.delta")
+    before, after = read_views(old, threads), read_views(new, threads)
+    with errors_name(new):
+        update = make_update(before, after, Update(1, 0), threads, track("delta"))
+        pieces = write_update(update)
+        with replace_file(target) as file:
+            for piece in pieces:
+                file.write(piece)
+    report = {
+        "old": str(old),
+        "new": str(new),
+        "output": str(target),
+        "bytes": file.size,
+        "tensors": len(update.entries),
+        "values": update.numel,
+        "changed": update.changed,
+    }
+    with report_beside(target):
+        if as_json:
+            print_json(report)
+        else:
+            share = update.changed / max(update.numel, 1)
+            say(f"{old} -> {new}: {target}, {human_bytes(file.size)}, values changed: {share:.3g}")
+
+
+def read_views(path: Path, threads: int) -> dict[str, View]:
+    """The tensors of a checkpoint, which is not changed. Raises UserError where there is none."""
+    with errors_name(path):
+        found = Checkpoint(path, threads).views("c")
+        if not found:
+            raise UserError("no .safetensors file with tensors is there")
+        return found

@@ -1,0 +1,63 @@
+"""``gradwire patch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gradwire.cli.delta import CHECKPOINT_HELP, ThreadsOption, read_views
+from gradwire.cli.output import (
+    ForceOption,
+    JsonOption,
+    Outputs,
+    errors_name,
+    print_json,
+    report_beside,
+    say,
+    track,
+)
+from gradwire.weights.checkpoint import Checkpoint
+from gradwire.weights.update import read_update
+
+_OUTPUT_HELP = "Write the result to this .safetensors file, and leave OLD as it is."
+
+
+def patch(
+    old: Annotated[Path, Argument(metavar="OLD", help=CHECKPOINT_HELP)],
+    file: Annotated[Path, Argument(metavar="DELTA", help="What `gradwire delta` wrote.")],
+    output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT_HELP)] = None,
+    threads: ThreadsOption = 1,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply a delta to a checkpoint, in place.
+
+    OLD is checked first: if it is not the checkpoint that the delta was made for, nothing is
+    changed. Where tensors appear, vanish or change their shape, a folder gets one new file.
+    """
+    with errors_name(file):
+        update = read_update(file.read_bytes(), str(file))
+    read_views(old, threads)
+    checkpoint = Checkpoint(old, threads)
+    target = old if output is None else Outputs(output, 1, force).claim(old, old.name)
+    with errors_name(old):
+        checkpoint.check(update)
+        if output is None:
+            checkpoint.apply(update, track("patch"))
+            checkpoint.forget()
+        else:
+            checkpoint.write_copy(update, target, track("patch"))
+    report = {
+        "old": str(old),
+        "delta": str(file),
+        "output": str(target),
+        "tensors": len(update.entries),
+        "changed": update.changed,
+    }
+    with report_beside(target):
+        if as_json:
+            print_json(report)
+        else:
+            say(f"{old} -> {target}: tensors: {len(update.entries)}, changed: {update.changed}")

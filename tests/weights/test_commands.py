@@ -1,0 +1,118 @@
+"""gradwire delta, patch, inspect and fold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from cli_runner import run
+from gradwire.weights import Publisher, Subscriber
+from states import assert_same, state_of
+
+
+def save(path: Path, time: int, sharded: bool) -> Path:
+    state = state_of(time)
+    if not sharded:
+        safetensors.torch.save_file(state, path.with_suffix(".safetensors"))
+        return path.with_suffix(".safetensors")
+    path.mkdir()
+    for number, (name, values) in enumerate(state.items()):
+        safetensors.torch.save_file({name: values}, path / f"model-{number}.safetensors")
+    return path
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return {k: v for file in files for k, v in safetensors.torch.load_file(file).items()}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_is_patched_in_place(tmp_path: Path, sharded: bool) -> None:
+    old, new = save(tmp_path / "old", 1, sharded), save(tmp_path / "new", 2, False)
+    delta = tmp_path / "d"
+    report = run("delta", old, new, "-o", delta, "--json").json
+    assert report["bytes"] == delta.stat().st_size < new.stat().st_size / 3
+    assert report["tensors"] == 3
+    assert report["changed"] == 39
+    files = sorted(path.name for path in tmp_path.rglob("*"))
+    assert run("patch", old, delta, "--json").json["output"] == str(old)
+    assert_same(load(old), state_of(2))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == files
+    again = run("patch", old, delta)
+    assert again.code == 1
+    assert f"{old}: tensor '" in again.err
+    assert "is not as in version 0, on which version 1 builds: its values are others" in again.err
+    assert_same(load(old), state_of(2))
+
+
+def test_the_result_can_be_another_file(tmp_path: Path) -> None:
+    old, new = save(tmp_path / "old", 1, True), save(tmp_path / "new", 2, True)
+    kept = {path: path.read_bytes() for path in old.iterdir()}
+    found = run("delta", old, new, "-o", tmp_path / "d")
+    assert found.out.startswith(f"{old} -> {new}: {tmp_path / 'd'}, ")
+    result = tmp_path / "result.safetensors"
+    assert run("patch", old, tmp_path / "d", "-o", result).code == 0
+    assert_same(load(result), state_of(2))
+    assert {path: path.read_bytes() for path in old.iterdir()} == kept
+    assert "exists; --force" in run("patch", old, tmp_path / "d", "-o", result).err
+    assert "exists; --force" in run("delta", old, new, "-o", tmp_path / "d").err
+    assert run("delta", old, new, "-o", tmp_path / "d", "--force").code == 0
+
+
+def test_a_folder_gets_one_file_where_tensors_appear(tmp_path: Path) -> None:
+    old = save(tmp_path / "old", 1, True)
+    new = tmp_path / "new.safetensors"
+    state = {"weight": state_of(2)["weight"], "head": torch.ones(2, 3).to(torch.float8_e4m3fn)}
+    safetensors.torch.save_file(state, new)
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    assert run("patch", old, tmp_path / "d").code == 0
+    assert [path.name for path in old.iterdir()] == ["model.safetensors"]
+    assert_same(load(old), state)
+
+
+def test_inspect_shows_a_delta(tmp_path: Path) -> None:
+    old, new = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    run("delta", old, new, "-o", tmp_path / "d")
+    found = run("inspect", tmp_path / "d", "--json").json
+    assert found["kind"] == "delta"
+    assert found["changed"] == 39
+    kinds = {tensor["name"]: (tensor["kind"], tensor["dtype"]) for tensor in found["tensors"]}
+    assert kinds == {
+        "weight": ("delta", "BF16"),
+        "bias": ("delta", "F32"),
+        "step": ("delta", "I64"),
+    }
+    assert "weight" in run("inspect", tmp_path / "d").out
+    plain = run("inspect", old)
+    assert plain.code == 1
+    assert "it may be a .safetensors file, `gradwire compress` reads those" in plain.err
+    (tmp_path / "d").write_bytes((tmp_path / "d").read_bytes()[:-1])
+    assert run("inspect", tmp_path / "d").code == 1
+
+
+def test_fold_makes_one_delta(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    for version in range(1, 5):
+        publisher.publish(state_of(version))
+    report = run("fold", tmp_path, 1, 4, "--json").json
+    assert (report["first"], report["last"]) == (1, 4)
+    assert (tmp_path / "v000004.from.v000001.json").exists()
+    assert "is there already" in run("fold", tmp_path, 1, 4).err
+    assert run("fold", tmp_path, 2, 4).out.startswith(f"{tmp_path}: version 2 -> 4, ")
+    subscriber, target = Subscriber(tmp_path, version=1), state_of(1)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(target, state_of(4))
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    new = save(tmp_path / "new", 2, False)
+    found = run("delta", tmp_path / "old", new, "-o", tmp_path / "d")
+    assert f"{tmp_path / 'old'}: no .safetensors file with tensors is there" in found.err
+    assert f"{tmp_path / 'd'}: No such file" in run("patch", new, tmp_path / "d").err
+    found = run("patch", new, new)
+    assert "it is a .safetensors file without deltas" in found.err
+    assert "v000001.json is missing" in run("fold", tmp_path, 0, 3).err
