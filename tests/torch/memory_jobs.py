@@ -23,9 +23,9 @@ from gradwire.torch import (
     GradwireState,
     gradwire_hook,
 )
-from gradwire.torch.buckets.reduction import ExchangeWork, Op, write_shard
-from gradwire.torch.fsdp.legs import ShardedAllGather, ShardedReduceScatter
-from gradwire.torch.fsdp.units import DefaultAllGather, find_units
+from gradwire.torch.buckets.reduction import ExchangeWork, write_shard
+from gradwire.torch.fsdp.legs import ReplacedCollective
+from gradwire.torch.fsdp.units import find_units
 from gradwire.torch.options import grouped
 from processes import status_of
 from ways import Program, Training, Way, build
@@ -197,19 +197,20 @@ def _exchange_nothing(model: Weights, gathers: bool) -> None:
     the all-gather of weights too, which are 0 then."""
     for unit in find_units(model):
         if gathers:
-            gather = ShardedAllGather(_gather_nothing, unit.shards.size(), DefaultAllGather())
-            unit.module.set_custom_all_gather(gather)
+            unit.module.set_custom_all_gather(ReplacedCollective(_gather_nothing))
         if unit.replicas is not None:
             unit.reduce_inside()
             unit.module.set_all_reduce_hook(lambda reduced: None)
             continue
         write = partial(_write_own, unit.shards.rank(), unit.shards.size())
-        unit.module.set_custom_reduce_scatter(ShardedReduceScatter(write))
+        unit.module.set_custom_reduce_scatter(ReplacedCollective(write))
 
 
-def _write_own(rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op) -> None:
-    write_shard(given, output, rank, size)
+def _write_own(
+    rank: int, size: int, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **_: Any
+) -> None:
+    write_shard(input_tensor, output_tensor, rank, size)
 
 
-def _gather_nothing(output: torch.Tensor) -> ExchangeWork:
-    return ExchangeWork(_done(output.zero_()), [output])
+def _gather_nothing(output_tensor: torch.Tensor, **_: Any) -> ExchangeWork:
+    return ExchangeWork(_done(output_tensor.zero_()), [output_tensor])

@@ -88,15 +88,16 @@ class Rules:
 class Collective:
     """What a program has called.
 
-    whole    the larger of the two tensors of the call
-    rows     1, or a row for each rank, which owns it
-    fill     writes what this rank gives into the rows
-    deliver  writes the exchanged rows to where the caller expects them
-    factor   see BucketJob
-
     Most codecs send a tensor with NaN or Inf as NaN alone. Then all ranks must exchange anew,
     without a codec. They notice by the markers that all get; but from a reduce-scatter each rank
     gets its own row alone, so a mark goes with each row.
+
+    Attributes:
+        whole: The larger of the two tensors of the call.
+        rows: 1, or a row for each rank, which owns it.
+        fill: Writes what this rank gives into the rows.
+        deliver: Writes the exchanged rows to where the caller expects them.
+        factor: See BucketJob.
     """
 
     op: str

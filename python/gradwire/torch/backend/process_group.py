@@ -60,7 +60,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     It needs no world of torch.distributed. Every rank of the store must make it.
 
-    has_compressed   whether any of this process has
+    Attributes:
+        has_compressed: Whether any group of this process has.
     """
 
     has_compressed = False
@@ -220,19 +221,23 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             self._session = self._connect(output.device)
         session = self._session
         self._calls += 1
-        step, number, released = self._calls, *self._find_residual(collective.whole)
+        step, counts = self._calls, self._counts[collective.op]
+        number, released = self._find_residual(collective.whole)
 
         def run(wire: Transport, raw: bool) -> tuple[torch.Tensor, Bucket]:
             job = collective.job(step, raw)
             bucket = self._bucket_for(collective.op, number, job, session, wire)
             bucket.average(job, wire)
-            self._count(collective.op, bucket)
+            counted = StepCounters()
+            bucket.count_into(counted)
+            counts.sent_bytes += counted.push_bytes + counted.pull_bytes
+            counts.raw_bytes += counted.raw_bytes
             return job.values, bucket
 
         def work(wire: Transport) -> torch.Tensor:
             self._drop(released)
             values, bucket = run(wire, raw=False)
-            self._counts[collective.op].compressed += 1
+            counts.compressed += 1
             if collective.found_non_finite(bucket, values, wire.rank):
                 values, _ = run(wire, raw=True)  # residuals are as before
             with writing_to(output):
@@ -252,11 +257,14 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     def _drop(self, numbers: list[int]) -> None:
         for key in [key for key in self._buckets if key[-1] in numbers]:
-            _warn_of_dropped(
-                self._buckets.pop(key).kept_values,
-                "the memory of the tensor was released. Reduce the same memory in each step, as "
-                "DDP does with its buckets",
-            )
+            if values := self._buckets.pop(key).kept_values:
+                warnings.warn(
+                    f"a residual of {values:,} values is dropped, because the memory of the tensor "
+                    "was released. Reduce the same memory in each step, as DDP does with its "
+                    "buckets",
+                    ResidualDroppedWarning,
+                    stacklevel=2,
+                )
 
     def _bucket_for(
         self, op: str, number: int, job: BucketJob, session: Session, wire: Transport
@@ -269,13 +277,6 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             self._buckets[key] = bucket
         return self._buckets[key]
 
-    def _count(self, op: str, bucket: Bucket) -> None:
-        step = StepCounters()
-        bucket.count_into(step)
-        counts = self._counts[op]
-        counts.sent_bytes += step.push_bytes + step.pull_bytes
-        counts.raw_bytes += step.raw_bytes
-
     def _connect(self, device: torch.device) -> Session:
         GradwireGroup.has_compressed = True
         if self.rank() == 0:
@@ -287,15 +288,6 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         session = Session(settings, device, where)
         session.close_with(self)
         return session
-
-
-def _warn_of_dropped(values: int, why: str) -> None:
-    if values > 0:
-        warnings.warn(
-            f"a residual of {values:,} values is dropped, because {why}",
-            ResidualDroppedWarning,
-            stacklevel=2,
-        )
 
 
 def _either(inner: dist.ProcessGroup, new: str, old: str) -> Callable[..., dist.Work]:
@@ -339,19 +331,23 @@ def register_backend(
     gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits. A tensor with NaN or
     Inf is exchanged once more, uncompressed, so that they are where Gloo would have them.
 
-    all_reduce       codec of sums and averages, both ways; None: not compressed
-    reduce_scatter   codec of sums and averages of tensors (reduce_scatter_tensor)
-    all_gather       codec of gathered tensors (all_gather_into_tensor). It is exact by default,
-                     because a program may gather more than weights
-    min_numel        operations with fewer values are not compressed (of reduce-scatter and
-                     all-gather the larger tensor counts), nor those of other dtypes
-    dtypes           some of float32, bfloat16 and float16; by default all
-    name             another name, for a second backend with other codecs
-    execution        threads, target and seed
-
     Every rank must register the same. The groups compare what they exchange; ranks that differ get
-    an error that names both. Raises GradwireError for an unknown codec, ValueError for other
-    arguments.
+    an error that names both.
+
+    Args:
+        all_reduce: Codec of sums and averages, both ways. None: not compressed.
+        reduce_scatter: Codec of sums and averages of tensors (reduce_scatter_tensor).
+        all_gather: Codec of gathered tensors (all_gather_into_tensor). It is exact by default,
+            because a program may gather more than weights.
+        min_numel: Operations with fewer values are not compressed (of reduce-scatter and all-gather
+            the larger tensor counts), nor those of other dtypes.
+        dtypes: Some of float32, bfloat16 and float16; by default all.
+        name: Another name, for a second backend with other codecs.
+        execution: Threads, target and seed.
+
+    Raises:
+        GradwireError: A codec is unknown.
+        ValueError: Another argument is not valid.
     """
     codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
     rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**vars(execution)))

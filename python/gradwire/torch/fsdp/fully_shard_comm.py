@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,15 +23,14 @@ from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.fsdp.legs import (
-    ExplainedAllGather,
-    ExplainedReduceScatter,
-    ShardedAllGather,
-    ShardedReduceScatter,
+    ReplacedCollective,
     all_gather_settings,
+    among_shards,
+    explained,
     reduce_scatter_settings,
 )
 from gradwire.torch.fsdp.reductions import Reduction, Reductions
-from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units
+from gradwire.torch.fsdp.units import DefaultAllGather, DefaultReduceScatter, Unit, find_units
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import Unused, agree, lacking_in_all
@@ -146,20 +146,20 @@ class FullyShardComm(SessionOwner):
         self._loss_scale: float | None = None
         device = self._units[0].device
         board = None if inner is None else FailureBoard.of_world(self._units[0].ranks)
-        self._session = Session(self._settings, device, board=board)
-        self._session.close_with(self)
         lines = self._settings.describe()
         lines += [f"weights {weights}", f"weights_rules {list(weights_rules)}"]
         for unit in self._units:
             lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
-        agreed = partial(agree, "\n".join(lines))
-        self._session.start(agreed, "comparing the model").result()
+
+        def connect(settings: ExchangeSettings) -> Session:
+            session = Session(settings, device, board=board)
+            session.close_with(self)
+            session.start(partial(agree, "\n".join(lines)), "comparing the model").result()
+            return session
+
+        self._session = connect(self._settings)
         # Inside a replica it carries weights, or only tells which rank is gone.
-        self._inner_session: Session | None = None
-        if inner is not None:
-            self._inner_session = Session(inner, device, board=board)
-            self._inner_session.close_with(self)
-            self._inner_session.start(agreed, "comparing the model").result()
+        self._inner_session = None if inner is None else connect(inner)
         self._weights_session = None if weights is None else self._inner_session
         layout = self._settings.layout(tensors, world_size=1)
         parameters = [p for unit in self._units for p in unit.parameters]
@@ -222,11 +222,9 @@ class FullyShardComm(SessionOwner):
         For errors of PyTorch's own communication, which does not say whose connection closed. What
         `forward` and `backward` raise is explained already.
         """
-        if self._inner_session is not None:
-            found = self._inner_session.explain(error)
-            if found is not error:
-                return found
-        return super().explain(error)
+        inner = self._inner_session
+        found = error if inner is None else inner.explain(error)
+        return super().explain(error) if found is error else found
 
     # Construction ------------------------------------------------------------------------------
 
@@ -264,14 +262,14 @@ class FullyShardComm(SessionOwner):
             unit.fill_before_reducing(partial(self._note_unused, unit))
         if self._hybrid:
             unit.reduce_inside()
-            unit.module.set_custom_reduce_scatter(ExplainedReduceScatter(self.explain))
+            unit.module.set_custom_reduce_scatter(explained(DefaultReduceScatter(), self.explain))
             unit.module.set_all_reduce_hook(partial(self._average_replicas, unit))
         else:
-            reduce = ShardedReduceScatter(partial(self._reduce_scatter, unit))
+            reduce = ReplacedCollective(partial(self._reduce_scatter, unit))
             unit.module.set_custom_reduce_scatter(reduce)
-        gather: DefaultAllGather = ExplainedAllGather(self.explain)
+        gather = explained(DefaultAllGather(), self.explain)
         if self._weights_session is not None:
-            gather = ShardedAllGather(partial(self._all_gather, unit), unit.shards.size(), gather)
+            gather = among_shards(partial(self._all_gather, unit), unit.shards.size(), gather)
         unit.module.set_custom_all_gather(gather)
 
     # Gradients ---------------------------------------------------------------------------------
@@ -297,19 +295,19 @@ class FullyShardComm(SessionOwner):
         self._exchange(unit, unit.reduced_pieces(), reduced, reduced, lambda: None)
 
     def _reduce_scatter(
-        self, unit: Unit, output: torch.Tensor, given: torch.Tensor, op: Op
+        self, unit: Unit, output_tensor: torch.Tensor, input_tensor: torch.Tensor, op: Op, **_: Any
     ) -> None:
-        """Fills `output` with this rank's shard of the average or the sum, at the latest when
-        `backward()` ends. `given` is changed."""
+        """Fills the output with this rank's shard of the average or the sum, at the latest when
+        `backward()` ends. The input is changed."""
         if not is_reduction(op):
             raise ValueError(
                 f"the gradients are reduced with {op}, because set_gradient_divide_factor was "
                 "called: call set_force_sum_reduction_for_comms(True), too"
             )
         size, rank = unit.shards.size(), unit.shards.rank()
-        deliver = partial(write_shard, given, output, rank, size)
-        factor = factor_of(op, size)
-        self._exchange(unit, unit.reduced_tensors(), given, output, deliver, factor)
+        deliver = partial(write_shard, input_tensor, output_tensor, rank, size)
+        tensors, factor = unit.reduced_tensors(), factor_of(op, size)
+        self._exchange(unit, tensors, input_tensor, output_tensor, deliver, factor)
 
     def _exchange(
         self,
@@ -367,12 +365,10 @@ class FullyShardComm(SessionOwner):
         self._backward = None
         self._reductions.end()
         self._iterations += 1
-        session = self._session
-        session.start(lambda _: session.runner.end_step(), "ending a step").result()
-        weights = self._weights_session
-        if weights is not None and self._gathers:
+        _end_step(self._session)
+        if self._weights_session is not None and self._gathers:
             self._gathers = False
-            weights.start(lambda _: weights.runner.end_step(), "ending a step").result()
+            _end_step(self._weights_session)
         self._log(self._iterations - 1)
 
     # Weights -----------------------------------------------------------------------------------
@@ -397,3 +393,7 @@ class FullyShardComm(SessionOwner):
             ready=mark_ready(output),
         )
         return ExchangeWork(session.submit_for_ddp(job), [output])
+
+
+def _end_step(session: Session) -> None:
+    session.start(lambda _: session.runner.end_step(), "ending a step").result()

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.buckets.reduction import ExchangeWork, Op
 from gradwire.torch.exchange_settings import ExchangeSettings, without_feedback
 from gradwire.torch.fsdp.units import DefaultAllGather, DefaultReduceScatter
 
@@ -74,26 +73,42 @@ def _explained(explain: Explain) -> Iterator[None]:
         raise found from error
 
 
-class _Explained:
-    """Before one of PyTorch's own collectives among the bases: its errors name ranks."""
+class ReplacedCollective(DefaultAllGather, DefaultReduceScatter):
+    """Runs in place of one of PyTorch's own, whose memory it takes. FSDP2 names the arguments:
+    output_tensor, input_tensor, group, async_op, and the op of a reduction."""
 
-    def __init__(self, explain: Explain) -> None:
-        self._explain = explain
+    def __init__(self, run: Callable[..., dist.Work | None]) -> None:
+        self._run = run
 
-    def __call__(self, *args: Any, **settings: Any) -> dist.Work | None:
-        with _explained(self._explain):
-            work = super().__call__(*args, **settings)  # type: ignore[misc] # the other base has it
-        return None if work is None else _ExplainedWork(work, self._explain)
-
-
-class ExplainedReduceScatter(  # type: ignore[misc] # PyTorch's has no result if it waits
-    _Explained, DefaultReduceScatter
-):
-    pass
+    def __call__(self, **arguments: Any) -> dist.Work | None:  # type: ignore[override]
+        return self._run(**arguments)
 
 
-class ExplainedAllGather(_Explained, DefaultAllGather):
-    pass
+def explained(
+    collective: DefaultAllGather | DefaultReduceScatter, explain: Explain
+) -> ReplacedCollective:
+    """One of PyTorch's own, whose errors name ranks."""
+
+    def run(**arguments: Any) -> dist.Work | None:
+        with _explained(explain):
+            work = collective(**arguments)
+        return None if work is None else _ExplainedWork(work, explain)
+
+    return ReplacedCollective(run)
+
+
+def among_shards(
+    gather: Callable[[torch.Tensor], dist.Work], size: int, inside: ReplacedCollective
+) -> ReplacedCollective:
+    """`gather(output)` begins to fill the output, in which this rank's input is already. inside:
+    for the ranks of a machine, which gather in backward if reshard_after_forward is a number."""
+
+    def run(output_tensor: torch.Tensor, group: dist.ProcessGroup, **others: Any) -> Any:
+        if group.size() != size:
+            return inside(output_tensor=output_tensor, group=group, **others)
+        return gather(output_tensor)
+
+    return ReplacedCollective(run)
 
 
 class _ExplainedWork(dist.Work):
@@ -107,46 +122,3 @@ class _ExplainedWork(dist.Work):
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
-
-
-class ShardedReduceScatter(DefaultReduceScatter):
-    """`reduce(output, input, op)` fills the output."""
-
-    def __init__(self, reduce: Callable[[torch.Tensor, torch.Tensor, Op], None]) -> None:
-        self._reduce = reduce
-
-    def __call__(  # type: ignore[override] # FSDP2 uses no result
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Op,
-        async_op: bool = False,
-    ) -> None:
-        self._reduce(output_tensor, input_tensor, op)
-
-
-class ShardedAllGather(DefaultAllGather):
-    """`gather(output)` begins to fill the output, in which this rank's input is already. inside:
-    for the ranks of a machine, which gather in backward if reshard_after_forward is a number."""
-
-    def __init__(
-        self,
-        gather: Callable[[torch.Tensor], ExchangeWork],
-        world_size: int,
-        inside: DefaultAllGather,
-    ) -> None:
-        self._gather = gather
-        self._world_size = world_size
-        self._inside = inside
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        if group.size() != self._world_size:
-            return self._inside(output_tensor, input_tensor, group, async_op)
-        return self._gather(output_tensor)

@@ -45,10 +45,12 @@ __all__ = [
 class Unit:
     """A module (or a list of modules) that was given to one call of `fully_shard`.
 
-    index      its place in the model, the same on every rank
-    module     takes the setters of its communication
-    ranks      all ranks of the mesh
-    replicas   the process group of the ranks that have the same shard (HSDP); None: there are none
+    Attributes:
+        index: Its place in the model, the same on every rank.
+        module: Takes the setters of its communication.
+        ranks: All ranks of the mesh.
+        replicas: The process group of the ranks that have the same shard (HSDP). None: there are
+            none.
     """
 
     def __init__(self, index: int, module: FSDPModule, group: Any, names: dict[int, str]) -> None:
