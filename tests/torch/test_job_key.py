@@ -32,8 +32,15 @@ from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import enter
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting, add_gloo
-from gradwire.torch.network.sealed_store import TAG, Numbers, SealedStore, proof_of, prove, read
-from gradwire.torch.network.store_access import StoreAccess
+from gradwire.torch.network.sealed_store import (
+    TAG,
+    Numbers,
+    SealedStore,
+    StoreAccess,
+    proof_of,
+    prove,
+    read,
+)
 from gradwire.torch.network.transport import Kind
 from gradwire.torch.options import Members
 from joining_jobs import Course, wait_asked

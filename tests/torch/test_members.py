@@ -31,7 +31,7 @@ from gradwire.torch.members.generations import (
     found_training,
 )
 from gradwire.torch.members.heartbeat import Heartbeat
-from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.network.sealed_store import StoreAccess, StoreUnreachableError
 from gradwire.torch.options import Members, grouped
 from member_jobs import (
     PLAIN,

@@ -240,7 +240,7 @@ FORBIDDEN = {
     *("no_grad", "set_grad_enabled"),  # gradwire/torch/parameters.py has more than these
 }
 # In `ordinary_tensors` itself, and in a thread, which has no mode of the program's.
-ALLOWED = {("parameters.py", "torch.no_grad"), ("store_access.py", "torch.set_grad_enabled")}
+ALLOWED = {("parameters.py", "torch.no_grad"), ("connection.py", "torch.set_grad_enabled")}
 
 
 # The exchanges of these differ in C++ alone, or in where a server is.

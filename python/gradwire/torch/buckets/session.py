@@ -23,11 +23,10 @@ from gradwire.torch.device_queue import DeviceQueue, has_kernels, mark_ready
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import LiveScalars, scalars_of
-from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.connection import CommunicationThread, Connection
 from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
-from gradwire.torch.network.store_access import ABORT_SECONDS, CommunicationThread, Jobs
-from gradwire.torch.network.transport import Transport
+from gradwire.torch.network.transport import ABORT_SECONDS, Transport
 from gradwire.torch.parameters import NamedShape, all_finite, ordinary_tensors
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
@@ -63,7 +62,8 @@ class Session:
             DeviceQueue(device, settings.offload_residuals) if has_kernels(device) else None
         )
         waits_alone = self._connection.wire.waits_alone
-        self._thread: Jobs = CommunicationThread() if waits_alone else JobsAtOnce()
+        self._thread: CommunicationThread | JobsAtOnce
+        self._thread = CommunicationThread() if waits_alone else JobsAtOnce()
         self.runner = BucketRunner(settings, self._connection, self.queue)
 
     def close_with(self, owner: object) -> None:

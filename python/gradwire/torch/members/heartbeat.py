@@ -16,13 +16,8 @@ from enum import StrEnum
 
 from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.network.sealed_store import Numbers, read
-from gradwire.torch.network.store_access import (
-    ABORT_SECONDS,
-    StoreAccess,
-    StoreUnreachableError,
-    join,
-)
+from gradwire.torch.network.sealed_store import Numbers, StoreAccess, StoreUnreachableError, read
+from gradwire.torch.network.transport import ABORT_SECONDS, join
 
 _STORE_SECONDS = 30.0  # at least, that the store of members may take to answer
 _MOST_INTERVAL = 1.0  # seconds between two beats

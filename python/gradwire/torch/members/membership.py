@@ -26,8 +26,14 @@ from gradwire.torch.errors import (
     StoreLostError,
 )
 from gradwire.torch.members.heartbeat import Heartbeat, make_access
-from gradwire.torch.network.sealed_store import Numbers, SealedStore, read, under
-from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.network.sealed_store import (
+    Numbers,
+    SealedStore,
+    StoreAccess,
+    StoreUnreachableError,
+    read,
+    under,
+)
 from gradwire.torch.options import Members
 
 LOOK_SECONDS = 0.05  # between two looks at the store

@@ -33,7 +33,7 @@ from gradwire.torch.members.membership import (
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import Numbers
-from gradwire.torch.network.store_access import ABORT_SECONDS, join
+from gradwire.torch.network.transport import ABORT_SECONDS, join
 from gradwire.torch.options import Members
 
 _SERVER = "server/{}"

@@ -1,9 +1,12 @@
-"""This rank's connections to the others, from the comparison of setups to the close or an error."""
+"""This rank's connections to the others, from the comparison of setups to the close or an error;
+and the thread that uses them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import threading
 import time
@@ -11,13 +14,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from gradwire import GradwireError
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.network.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where, connect
-from gradwire.torch.network.store_access import ABORT_SECONDS, join, only_here
-from gradwire.torch.network.transport import LostError
+from gradwire.torch.network.transport import ABORT_SECONDS, LostError, join, only_here
 
+_LOOK_SECONDS = 0.2  # between two looks whether a thread is alive
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b")
 
 
@@ -214,3 +219,45 @@ class Connection:
             self.board.break_off()
             self.board.linger()
         return error
+
+
+class CommunicationThread:
+    """Runs jobs in a thread of its own, in the order in which they were submitted. A job reports
+    its own errors; it must not raise.
+
+    The thread is a daemon, so that an endless wait does not keep the interpreter from exiting. But
+    its owner must stop it before that: a thread that returns from C++ into an interpreter that is
+    exiting aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until every job submitted so far has run; False if that takes longer."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        end = time.monotonic() + seconds
+        while self._thread.is_alive():  # it may have been stopped before it comes to `done`
+            left = end - time.monotonic()
+            if done.wait(max(0.0, min(left, _LOOK_SECONDS))):
+                return True
+            if left <= 0.0:
+                return False
+        return True
+
+    def stop(self, seconds: float) -> bool:
+        """Ends after the jobs in the queue; False if they take longer than `seconds`."""
+        self._jobs.put(None)
+        return join([self._thread], seconds)
+
+    def _work(self) -> None:
+        torch.set_grad_enabled(False)  # for this thread; a program may give it parameters
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # it holds a bucket

@@ -25,8 +25,13 @@ from gradwire.torch.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
-from gradwire.torch.network.sealed_store import read, sealed, under
-from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.network.sealed_store import (
+    StoreAccess,
+    StoreUnreachableError,
+    read,
+    sealed,
+    under,
+)
 from gradwire.torch.network.transport import MakesTransports
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment

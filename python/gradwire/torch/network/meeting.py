@@ -17,8 +17,17 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 from gradwire.job_key import VARIABLE
 from gradwire.torch.errors import JobKeyError, StoreLostError
 from gradwire.torch.network.failure import GRACE_SECONDS, TIMEOUT_SPREAD_SECONDS, FailureBoard
-from gradwire.torch.network.sealed_store import SealedStore, exist, prove, read, sealed, under
-from gradwire.torch.network.store_access import STORE_SECONDS, StoreAccess, StoreUnreachableError
+from gradwire.torch.network.sealed_store import (
+    STORE_SECONDS,
+    SealedStore,
+    StoreAccess,
+    StoreUnreachableError,
+    exist,
+    prove,
+    read,
+    sealed,
+    under,
+)
 from gradwire.torch.network.transport import MakesTransports, Transport, ranks_in_world
 from gradwire.torch.network.wire import Wire
 

@@ -1,5 +1,5 @@
 """The store where ranks meet: records that show that a process with the job key wrote them, the
-proofs of ranks that connect, and a store of this process's own.
+proofs of ranks that connect, a store of this process's own, and calls that may never be answered.
 
 A record is a message authentication code of the key's name and the value, and then the value. What
 has no valid code counts as absent, so a stranger who can reach the store can write no record. (He
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch
@@ -21,8 +24,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import TAG_BYTES, VARIABLE, JobKey
 from gradwire.torch.errors import JobKeyError
+from gradwire.torch.network.transport import ABORT_SECONDS, T, join
 
 _LOOK_SECONDS = 0.02  # between two looks at a record that has no valid code
+_STORE_LOOK = 0.2  # seconds between two looks whether there is an answer, or this rank leaves
+STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
 _ATTEMPTS = 100  # to replace a record without a valid code, which others may write, too
 
 
@@ -214,14 +220,17 @@ TAG = 0x70726F66  # of the messages, before any other message of the group
 
 
 def prove(group: dist.ProcessGroup, key: JobKey, ranks: Sequence[int], timeout: float) -> None:
-    """Every rank of the group must call this.
+    """Checks that the other ends of a group's connections have the key; every rank must call this.
 
-    key    of these ranks and this meeting alone: it holds a random number of each rank, so the
-           proof of another meeting is of no use, and a proof has sender and receiver
-    ranks  as errors name them, by place
+    Args:
+        key: Of these ranks and this meeting alone. It holds a random number of each rank, so the
+            proof of another meeting is of no use; and a proof has sender and receiver.
+        ranks: As errors name them, by place.
+        timeout: Seconds.
 
-    Raises JobKeyError naming a rank whose place another process has, and RuntimeError where a
-    connection breaks or nothing comes for `timeout` seconds.
+    Raises:
+        JobKeyError: Another process has a rank's place.
+        RuntimeError: A connection breaks, or nothing comes for `timeout` seconds.
     """
     own, places = group.rank(), [place for place in range(group.size()) if place != group.rank()]
     proofs = {place: torch.empty(TAG_BYTES, dtype=torch.uint8, device="cpu") for place in places}
@@ -245,3 +254,70 @@ def proof_of(key: JobKey, sender: int, receiver: int) -> torch.Tensor:
 
 def _words(sender: int, receiver: int) -> tuple[bytes, ...]:
     return b"proof", str(sender).encode(), str(receiver).encode()
+
+
+class StoreUnreachableError(Exception):
+    """The store does not answer."""
+
+
+class StoreAccess:
+    """Runs each call in a thread of its own, because a store on a stopped machine never answers."""
+
+    def __init__(self, seconds: float = STORE_SECONDS) -> None:
+        """seconds: after which a call counts as not answered."""
+        self._seconds = seconds
+        self._unanswered: list[threading.Thread] = []
+        self._leaving = threading.Event()
+        self._has_warned = False
+
+    def ask(self, call: Callable[[], T], meanwhile: Callable[[], None] = lambda: None) -> T:
+        """The answer. Raises StoreUnreachableError if there is none, and an error of `call` that is
+        not PyTorch's store's as it is. meanwhile: called again and again in this thread."""
+        if self._leaving.is_set():
+            raise StoreUnreachableError("this rank is leaving")
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except Exception as error:
+                answer.set_exception(error)
+
+        thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
+        thread.start()
+        end = time.monotonic() + self._seconds
+        while thread.is_alive() and not self._leaving.is_set() and time.monotonic() < end:
+            thread.join(_STORE_LOOK)
+            if thread.is_alive():
+                meanwhile()
+        if thread.is_alive():
+            self._unanswered.append(thread)
+        if not answer.done():
+            raise StoreUnreachableError("no answer")
+        try:
+            return answer.result()
+        except JobKeyError:
+            raise
+        except RuntimeError as error:
+            raise StoreUnreachableError(str(error).partition("\n")[0]) from None
+
+    def pause(self, seconds: float) -> bool:
+        """Waits so long, or until `hurry`. Returns whether that was called."""
+        return self._leaving.wait(seconds)
+
+    def hurry(self) -> None:
+        """Ends all pauses and waits; no call is begun any more, because the program exits."""
+        self._leaving.set()
+
+    def warn_of_threads(self, rank: int, ended: bool) -> None:
+        """Says on stderr, once, if a thread waits. `ended`: whether the owner's threads have."""
+        if self._has_warned:
+            return
+        if not (join(self._unanswered, ABORT_SECONDS) and ended):
+            self._has_warned = True
+            print(
+                f"gradwire: rank {rank}: a thread still waits for another rank or for the "
+                "store, though its connections are closed; if the wait ends while Python exits, "
+                "this process aborts",
+                file=sys.stderr,
+            )

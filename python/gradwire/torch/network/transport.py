@@ -6,10 +6,12 @@ exchange that is driven over either ends with the same bits, and counts the same
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -27,6 +29,7 @@ PART_BITS = 16
 OVERHEAD_BYTES = 16  # of a message: its word and its checksums (wire.py)
 NOTHING = np.empty(0, dtype=np.uint8)
 ENDLESS_SECONDS = 365 * 86400.0
+ABORT_SECONDS = 8.0  # for a thread whose connections were closed: it may wait 5 s for the store
 
 
 class Kind(IntEnum):
@@ -85,13 +88,14 @@ class Transport(ABC):
 
     One thread at a time may use it; only `receive` and `release` of different peers may overlap.
 
-    waits_alone     whether a thread that waits here lets the rank's other threads go on. If not,
-                    the rank has one thread, and what waits elsewhere runs where it is begun
-    rank, peers     as everything here counts them
-    timeout         seconds
-    doing           for errors
-    sent_bytes      of messages, with OVERHEAD_BYTES each
-    waited_seconds  blocked on the transport
+    Attributes:
+        waits_alone: Whether a thread that waits here lets the rank's other threads go on. If not,
+            the rank has one thread, and what waits elsewhere runs where it is begun.
+        rank, peers: As everything here counts them.
+        timeout: Seconds.
+        doing: For errors.
+        sent_bytes: Of messages, with OVERHEAD_BYTES each.
+        waited_seconds: Blocked on the transport.
     """
 
     waits_alone = True
@@ -188,6 +192,22 @@ class Transport(ABC):
                 f"of gradwire, or rank {peer} is out of order",
                 (peer,),
             )
+
+
+def only_here(call: Callable[[], object]) -> Callable[[], object]:
+    """`call`, which does nothing in a child that is forked from this process: there the threads
+    are gone, and the connections are the parent's, whom any use of them would disturb."""
+    process = os.getpid()
+    return lambda: call() if os.getpid() == process else None
+
+
+def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
+    """Waits until the threads have ended, except the calling one; False if one takes longer."""
+    end = time.monotonic() + seconds
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
 
 
 @runtime_checkable

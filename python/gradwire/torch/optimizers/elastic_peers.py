@@ -31,8 +31,7 @@ from gradwire.torch.errors import (
 )
 from gradwire.torch.members.generations import Generations, MemberReport, Roster
 from gradwire.torch.network.engine import agree, receive
-from gradwire.torch.network.store_access import only_here
-from gradwire.torch.network.transport import Kind, Transport
+from gradwire.torch.network.transport import Kind, Transport, only_here
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
 from gradwire.torch.options import Members
 

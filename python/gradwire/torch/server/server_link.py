@@ -21,8 +21,8 @@ from gradwire.torch.members.places import Admissions, Places
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.engine import agree, gather_bytes
 from gradwire.torch.network.meeting import Meeting
-from gradwire.torch.network.store_access import ABORT_SECONDS, join
 from gradwire.torch.network.transport import (
+    ABORT_SECONDS,
     NOTHING,
     TEXT_BYTES,
     Bytes,
@@ -30,6 +30,7 @@ from gradwire.torch.network.transport import (
     Limits,
     LostError,
     Received,
+    join,
 )
 
 _GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept
