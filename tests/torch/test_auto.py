@@ -16,10 +16,8 @@ from gradwire.torch import GradwireState, reshard
 from gradwire.torch.buckets.auto_codecs import AutoCodecs
 from runs import Case, adam, adamw, said_by, threads
 from training import Options, Trained, load, save
-from ways import Way
+from ways import CUT_ONCE, Way
 
-# With these options DDP cuts its buckets once, so that a restart has the same buckets.
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 GOAL = "auto:bits=0.8,every=6"
 STATE = {"codec": GOAL, "start_iter": 1}
 

@@ -20,13 +20,10 @@ from cluster import Cluster
 from gradwire.torch import GradwireState, PerRank
 from owed import owed_in, total_owed
 from training import Options, digest, load, loss_of, make_model, save
-from ways import build
+from ways import CUT_ONCE, build
 
 WORLD = 4
 STATE = {"codec": "3lc:s=1.75"}
-# With these options DDP cuts its buckets once. Otherwise it cuts them again after the first step of
-# a restart.
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 
 
 def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from gradwire.torch import GradwireState
 from gradwire.torch.network import engine
 from on_host import device_kernels
 from training import Options, Trained, train
+from ways import CUT_ONCE
 
 
 def train_on_device(all_options: list[Options]) -> list[Trained]:
@@ -61,7 +62,6 @@ def train_scaled_on_device(*arguments: Any) -> scaled_jobs.Scaled:
         return scaled_jobs.train_scaled(*arguments)
 
 
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 STATES: list[dict[str, Any]] = [
     {"codec": "3lc:s=1.75"},
     {"codec": "3lc:s=1.75", "offload_residuals": True},

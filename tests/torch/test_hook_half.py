@@ -12,12 +12,12 @@ import scaled_jobs
 from cluster import Cluster
 from owed import total_owed
 from training import Options, Trained, load
+from ways import CUT_ONCE
 
 DTYPES = (torch.bfloat16, torch.float16)
 CODECS = ("raw", "bf16", "3lc:s=1.0", "terngrad")
 WORLD = 2
 STEPS = 20
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)

@@ -26,6 +26,7 @@ from gradwire.torch.network.wire import Wire
 from gradwire.torch.options import grouped
 from owed import owed_in, total_owed
 from training import Options, Trained, batch, load, make_model, save, train
+from ways import CUT_ONCE
 
 
 def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
@@ -105,7 +106,6 @@ def _place(options: dict[str, Any], group: Any, saved: bytes | None) -> Placed:
 WORLD = 4
 PAIRS: dict[str, Any] = {"exchange": "hierarchical", "ranks_per_machine": 2}
 FOUND: dict[str, Any] = {"exchange": "hierarchical"}
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 STEPS = 8
 
 

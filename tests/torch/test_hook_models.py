@@ -24,8 +24,8 @@ from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.options import grouped
 from owed import Owed, gradients, owed, total_owed
 from training import batch, make_model
+from ways import CUT_ONCE
 
-CUT_ONCE: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 0.05}
 CODEC = "3lc:s=1.5"
 
 

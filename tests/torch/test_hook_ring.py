@@ -15,9 +15,8 @@ from gradwire._core import scale_growth
 from gradwire.torch.errors import GrowingScalesWarning
 from runs import Case
 from training import Options, Trained
-from ways import Way
+from ways import CUT_ONCE, Way
 
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 CODECS = ("raw", "3lc:s=1.0", "onebit")
 RUNS = [Options(state={"codec": codec, "exchange": "ring"}) for codec in CODECS]
 

@@ -17,11 +17,11 @@ from gradwire._core import Layout
 from gradwire.torch.options import grouped
 from runs import threads
 from training import Options, Trained
+from ways import CUT_ONCE
 
 WORLD = 4
 TERNGRAD: dict[str, Any] = {"exchange": "terngrad"}
 SEGMENTS = Layout([("weight", [96, 96])], WORLD, "terngrad").segments
-CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ from gradwire.torch.options import grouped
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # of module, rank and step
 OnStep = Callable[[int], object]
 Inner = Callable[[list[nn.Parameter]], Optimizer]
+# With these options DDP cuts its buckets once. Otherwise it cuts them again after the first step.
 CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 _numbers = itertools.count()
 
