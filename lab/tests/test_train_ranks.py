@@ -185,6 +185,7 @@ def test_rivals_train_as_pytorch_has_them(folder: Path, cluster: Cluster) -> Non
     assert plain["push_bits"] == [32.0] * 6
     for rival in others:
         assert rival["replicas_identical"]
+        assert [hook["steps"] for hook in rival["hook_of_rank"]] == [6, 6]
         assert rival["loss"][0] == pytest.approx(plain["loss"][0], abs=1e-6)
         assert rival["loss"] != plain["loss"]
         assert rival["loss"] == pytest.approx(plain["loss"], rel=0.1)
