@@ -19,9 +19,9 @@ import torch
 from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
 from gradwire.torch.buckets import session
-from gradwire.torch.device_queue import DeviceQueue, has_kernels, require_kernels
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.options import Execution
+from gradwire.torch.staging import CopyStage, KernelStage, kernels_for, stage_for
 from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.
@@ -54,14 +54,16 @@ class World:
         self, size: int, codec: str, seed: int = 5, *, offload: bool = False, **options: Any
     ) -> None:
         self.layout = Layout(TENSORS, size, codec, **{"min_numel": 64, **options})
-        self.queue = DeviceQueue(self.place, offload_residuals=offload)
+        kernels = kernels_for(self.place)
+        assert kernels is not None
+        self.stage = KernelStage(self.place, kernels, offload_residuals=offload)
         self.on_device = [rank == 0 or rank + 1 < size for rank in range(size)]
         self.mixed = [
             Exchange(
                 self.layout,
                 rank,
                 seed=seed,
-                shard_codecs=self.queue.shard_codecs if there else None,
+                shard_codecs=self.stage.shard_codecs if there else None,
             )
             for rank, there in enumerate(self.on_device)
         ]
@@ -94,7 +96,7 @@ class World:
     def step_on_device(
         self, step: int, gradients: list[torch.Tensor], change: Change = lambda rank, message: None
     ) -> list[np.ndarray]:
-        with self.queue.after(None):
+        with self.stage.after(None):
             buckets = [
                 gradient.to(self.place if there else CPU, copy=True)
                 for gradient, there in zip(gradients, self.on_device, strict=True)
@@ -161,12 +163,12 @@ def test_offloaded_residuals_are_those_of_the_cpu() -> None:
 def test_the_hook_asks_for_offloaded_residuals() -> None:
     with (
         mock.patch.object(session, "Connection"),
-        mock.patch.object(session, "DeviceQueue") as queue,
+        mock.patch.object(session, "stage_for") as stage,
     ):
         for offload in (False, True):
             settings = ExchangeSettings.of(Execution(offload_residuals=offload))
             session.Session(settings, CPU)
-            assert queue.call_args.args == (CPU, offload)
+            assert stage.call_args.args == (CPU, offload, True)
 
 
 def test_codecs_by_rule_and_role_and_ranks_without_a_segment() -> None:
@@ -257,14 +259,17 @@ def test_a_bucket_elsewhere_than_the_codecs_is_refused() -> None:
         world.cpu[0].start_on_device(bucket.ctypes.data, bucket.size, 0)
 
 
-def test_kernels_are_for_devices_that_have_some() -> None:
-    assert has_kernels(World.place)  # in these tests
-    with pytest.raises(TypeError, match="not on meta"):
-        require_kernels(torch.device("meta"))
-
-
-def test_a_build_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_taken_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(stage_for(World.place), KernelStage)  # in these tests
+    assert not isinstance(stage_for(World.place, takes_kernels=False), KernelStage)
     monkeypatch.setitem(sys.modules, "gradwire._cuda", None)
-    pattern = "gradients on cuda:1: this gradwire was built without CUDA.*GRADWIRE_CUDA=ON"
-    with pytest.raises(RuntimeError, match=re.compile(pattern)):
-        require_kernels(torch.device("cuda:1"))
+    assert kernels_for(torch.device("cuda:1")) is None
+
+
+def test_a_build_without_cuda_copies_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradwire._cuda", None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: object())
+    stage = stage_for(torch.device("cuda:1"))
+    assert isinstance(stage, CopyStage)
+    (said,) = stage.remarks()
+    assert re.search("values on cuda:1 are copied to the host.*GRADWIRE_CUDA=ON", said)

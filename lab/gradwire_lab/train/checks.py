@@ -18,7 +18,6 @@ from gradwire_lab.train.settings import (
     EXCHANGES,
     HOOKED,
     IN_ONE_PROCESS,
-    ON_DEVICE,
     ONE_PROCESS,
     SERVED,
     SERVER,
@@ -27,7 +26,6 @@ from gradwire_lab.train.settings import (
     TrainSettings,
     both_ways,
     choices,
-    is_cuda,
     option_name,
     options,
 )
@@ -191,13 +189,6 @@ def _of_device(settings: TrainSettings) -> _Problems:
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         valid = ", ".join(DEVICES)
         yield "device", f"unknown device '{device}'; valid are {valid} (K: a number)"
-    if not is_cuda(device) or settings.in_one_process:
-        return
-    if settings.exchange.partition(":")[0] not in ON_DEVICE:
-        valid = f"valid are {', '.join(ON_DEVICE)}, and --codec {PLAIN_DDP}"
-        yield "exchange", f"{settings.exchange} does not go with --device {device}; {valid}"
-    only = f"with --device {device} the only valid value is 1"
-    yield from _given(settings, only, "every", "threads")
 
 
 def check_codec(codec: str, option: str = "--codec") -> None:

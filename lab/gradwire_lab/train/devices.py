@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.torch.device_queue import require_kernels
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.rivals import PLAIN_DDP, is_rival
 from gradwire_lab.train.settings import TrainSettings
 
 
 def check_usable(settings: TrainSettings) -> None:
-    """Raises TrainError unless this machine, its PyTorch and this build of gradwire can use the
-    settings' device, a GPU."""
+    """Raises TrainError unless this machine and its PyTorch have the settings' device, a GPU."""
     asked = f"--device {settings.device}"
     if not torch.cuda.is_available():
         raise TrainError(f"{asked}: PyTorch {torch.__version__} has no GPU here: {_why_no_gpu()}")
     device, count = torch.device(settings.device), torch.cuda.device_count()
     if device.index is not None and device.index >= count:
         raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
-    if all(is_rival(codec) for codec in settings.codecs):
-        return
-    if settings.in_one_process and settings.compress == "updates":
-        raise TrainError(f"{asked}: --compress updates steps models on the CPU: --device cpu")
-    try:
-        require_kernels(device)
-    except RuntimeError as error:
-        raise TrainError(f"{asked}: {error}; --codec {PLAIN_DDP} needs no kernels") from error
 
 
 def of_worker(name: str, local_rank: int) -> torch.device:

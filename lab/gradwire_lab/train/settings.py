@@ -29,7 +29,6 @@ SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
 ONE_PROCESS = "one-process"
 RAW = "raw"
-ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_PROCESS)
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
 # The exchanges in which codecs can be chosen at run time: `auto`.
@@ -120,8 +119,7 @@ _HELP = {
     "while the backward and the next forward pass compute.",
     "until": "Stop a run when an evaluation reaches this accuracy (such as 0.85) or loss, and "
     "report the time to it.",
-    "device": "Device of model, data and optimizer; cuda gives the workers the GPUs in turn. It "
-    f"goes with the exchanges {', '.join(ON_DEVICE)}, and with {PLAIN_DDP} and torch:... .",
+    "device": "Device of model, data and optimizer; cuda gives the workers the GPUs in turn.",
 }
 
 

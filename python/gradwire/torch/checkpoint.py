@@ -67,14 +67,25 @@ class Residual(NamedTuple):
 
 def to_bytes(state: StateDict) -> bytes:
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(_on_host(state), buffer)
     return buffer.getvalue()
 
 
 @ordinary_tensors()
+def _on_host(state: Any) -> Any:
+    """The state with all tensors in dictionaries, lists and tuples on the CPU."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_on_host, state))
+    return state
+
+
 def from_bytes(saved: bytes) -> StateDict:
     """Runs no code that the bytes may hold."""
-    state: StateDict = torch.load(io.BytesIO(saved), weights_only=True)
+    state: StateDict = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
     return state
 
 

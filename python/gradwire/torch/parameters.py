@@ -38,6 +38,7 @@ def writing_to(*tensors: torch.Tensor) -> AbstractContextManager[object]:
     return torch.inference_mode() if is_inference else contextlib.nullcontext()
 
 
+EXCHANGED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of parameters
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
 Options = dict[str, Any]  # of one parameter group
@@ -81,13 +82,13 @@ def all_finite(values: torch.Tensor) -> bool:
     """Whether no value is NaN or Inf. (torch.isfinite takes 7 bytes of memory for a float32.)"""
     if values.numel() == 0:
         return True
-    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(values.detach()))
+    return all(map(math.isfinite, torch.stack(torch.aminmax(values.detach())).cpu().tolist()))
 
 
 def name_parameters(
     optimizer: Optimizer,
     named: Iterable[NamedTensor] | None,
-    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    dtypes: Sequence[torch.dtype] = EXCHANGED,
 ) -> list[NamedTensor]:
     """The optimizer's parameters in the order of its groups, with the names that `named` has.
 
@@ -125,6 +126,8 @@ def require_trainable(name: str, parameter: torch.Tensor) -> None:
             f"{name} was made inside torch.inference_mode(), so it can't be trained: make the "
             "model outside"
         )
+    if parameter.is_meta:
+        raise TypeError(f"{name} is on the device meta, without values: initialize the model first")
     flaw = _flaw_of_memory(parameter)
     if flaw:
         raise TypeError(f"{name} is {flaw}: make a parameter that holds its values")
@@ -180,7 +183,9 @@ def _lacking_values(tensor: torch.Tensor) -> str:
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
     storage = tensor.untyped_storage()
-    if storage.device == tensor.device and storage.data_ptr() and storage.nbytes() >= end:
+    # (On another device than the CPU it need not have an address.)
+    has_address = tensor.device.type != "cpu" or storage.data_ptr() != 0
+    if storage.device == tensor.device and has_address and storage.nbytes() >= end:
         return ""
     kind = type(tensor).__name__
     return f"a {kind} whose memory does not hold its values (fake, or freed)"
@@ -333,6 +338,25 @@ def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
             raise ValueError(f"{first_name} and {name} are sharded on different meshes")
     group: dist.ProcessGroup = first.get_group()
     return group
+
+
+def device_of(named: Iterable[NamedTensor]) -> torch.device:
+    """Where all of them are; the CPU if there are none. Raises ValueError for several devices."""
+    first = None
+    for name, tensor in named:
+        first = first or (name, tensor.device)
+        if tensor.device != first[1]:
+            raise ValueError(
+                f"{first[0]} is on {first[1]} and {name} on {tensor.device}: a rank exchanges the "
+                "parameters of one device. Move the model to one, or give each part of it an "
+                "optimizer of its own"
+            )
+    return torch.device("cpu") if first is None else first[1]
+
+
+def wide_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as float32, in memory of their own; a float32 tensor itself, not to be changed."""
+    return tensor.detach().float()
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -27,7 +27,6 @@ from gradwire.torch.backend.collective import (
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
 from gradwire.torch.buckets.reduction import ExchangeWork, factor_of
 from gradwire.torch.buckets.session import Session, SessionOwner
-from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import agree
@@ -226,8 +225,10 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
         def run(wire: Transport, raw: bool) -> tuple[torch.Tensor, Bucket]:
             job = collective.job(step, raw)
-            bucket = self._bucket_for(collective.op, number, job, session, wire)
-            bucket.average(job, wire)
+            with session.stage.on_host(job.values) as values:
+                there = replace(job, values=values)
+                bucket = self._bucket_for(collective.op, number, there, session, wire)
+                bucket.average(there, wire)
             counted = StepCounters()
             bucket.count_into(counted)
             counts.sent_bytes += counted.push_bytes + counted.pull_bytes
@@ -244,9 +245,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
                 collective.deliver(collective.rows_of(values))
             return output
 
-        ready = mark_ready(output)
         doing = f"{collective.op} of {collective.whole.numel()} values"
-        return ExchangeWork(session.start_for_torch(work, doing, ready), [output])
+        return ExchangeWork(session.start_for_torch(work, doing, output), [output])
 
     def _find_residual(self, values: torch.Tensor) -> tuple[int, list[int]]:
         """The number of the residual that belongs to the tensor (0 where none is kept), and those
@@ -272,7 +272,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         key = op, job.values.dtype, job.values.numel(), job.raw, number
         if key not in self._buckets:
             settings = self._rules.settings_of(op)
-            bucket = Bucket(job, settings, wire, session.queue)
+            bucket = Bucket(job, settings, wire, session.stage.shard_codecs)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
         return self._buckets[key]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradwire._core import ShardCodecs
 from gradwire.torch.buckets.residuals import Shares
 from gradwire.torch.checkpoint import (
     MemoryOrder,
@@ -25,7 +26,6 @@ from gradwire.torch.checkpoint import (
     residuals_in,
     take_residuals,
 )
-from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import Alike, Unused, finish_step
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class BucketJob:
     """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
 
-    `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
+    `values` are float32, bfloat16 or float16.
     `factor`: multiplies the average before it is rounded to the dtype of the values.
     `unused`: the tensors that this rank has no gradient of, which are 0 in `values`; after the
     exchange, also those that no rank has one of. These stay 0, and their residuals as they were.
@@ -71,14 +71,17 @@ class BucketJob:
     queued: float = field(default_factory=time.perf_counter)
     hook_seconds: float = 0.0
     hook_cpu_seconds: float = 0.0
-    ready: torch.cuda.Event | None = None
 
 
 class Bucket:
     """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
 
     def __init__(
-        self, job: BucketJob, settings: ExchangeSettings, wire: Transport, queue: DeviceQueue | None
+        self,
+        job: BucketJob,
+        settings: ExchangeSettings,
+        wire: Transport,
+        shard_codecs: ShardCodecs | None,
     ) -> None:
         self.tensors = job.tensors
         self._orders = job.orders
@@ -88,10 +91,8 @@ class Bucket:
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
         self._shares = Shares(self.layout, settings)
-        self._on_device = queue is not None
-        self.exchange = settings.make_exchange(
-            self.layout, wire.rank, None if queue is None else queue.shard_codecs, job.raw
-        )
+        self._on_device = shard_codecs is not None
+        self.exchange = settings.make_exchange(self.layout, wire.rank, shard_codecs, job.raw)
         info = settings.info
         self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
         # The last step's tensors that no rank has a gradient of, and their residuals.

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from gradwire._core import ShardCodecs
 from gradwire.torch.buckets.bucket import Bucket, BucketJob, CodecChoice
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
 from gradwire.torch.buckets.residuals import ResidualStore
@@ -22,7 +23,6 @@ from gradwire.torch.checkpoint import (
     ranks_per_machine_of,
     residuals_of,
 )
-from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.errors import (
     OneMachineWarning,
     PeerMismatchError,
@@ -85,9 +85,12 @@ class BucketRunner:
     """
 
     def __init__(
-        self, settings: ExchangeSettings, connection: Connection, queue: DeviceQueue | None = None
+        self,
+        settings: ExchangeSettings,
+        connection: Connection,
+        shard_codecs: ShardCodecs | None = None,
     ) -> None:
-        """`queue`: of the device that the buckets are on; None: they are on the CPU."""
+        """shard_codecs: of the device that the buckets are on; None: they are on the host."""
         self._buckets: dict[int, Bucket] = {}
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._done: list[int] = []  # bucket indices of the step under way
@@ -96,7 +99,7 @@ class BucketRunner:
         self.choice = CodecChoice(settings)
         self._wire = connection.wire
         self._name_ranks = connection.name_ranks
-        self._queue = queue
+        self._shard_codecs = shard_codecs
         self._loaded_machines: int | None = None  # ranks_per_machine of the loaded state
         self._has_agreed = False
         self._alike = Alike()
@@ -263,7 +266,7 @@ class BucketRunner:
         self._stale.discard(job.index)
         self.choice.prepare(job, self._wire)
         settings = self.choice.settings
-        bucket = Bucket(job, settings, self._wire, self._queue)
+        bucket = Bucket(job, settings, self._wire, self._shard_codecs)
         agree(bucket.describe(), self._wire)
         if not job.raw:
             warn_of_growing_scales(settings, bucket.layout, self._wire.world_size, self.ledger)

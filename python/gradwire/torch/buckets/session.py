@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +17,6 @@ import torch.distributed as dist
 from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.bucket_runner import BucketRunner
-from gradwire.torch.device_queue import DeviceQueue, has_kernels, mark_ready
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import LiveScalars, scalars_of
@@ -28,6 +25,7 @@ from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.network.transport import ABORT_SECONDS, Transport
 from gradwire.torch.parameters import NamedShape, all_finite, ordinary_tensors
+from gradwire.torch.staging import stage_for
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
@@ -36,6 +34,13 @@ _OF_COMMUNICATION = re.compile(r"gloo|nccl|connection|timed out|socket|broken pi
 _TIMED_OUT = "Timed out waiting"  # Gloo's words in an error of PyTorch
 _CPU = torch.device("cpu")
 _T = TypeVar("_T")
+
+
+class Averaged(NamedTuple):
+    """The counters of a step, and the values that the host reads, f32."""
+
+    counters: StepCounters
+    beside: torch.Tensor
 
 
 class Session:
@@ -58,13 +63,12 @@ class Session:
         self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank
         self.world_size = self._connection.world_size
-        self.queue = (
-            DeviceQueue(device, settings.offload_residuals) if has_kernels(device) else None
-        )
+        takes_kernels = not settings.info["adds_trits"]
+        self.stage = stage_for(device, settings.offload_residuals, takes_kernels)
         waits_alone = self._connection.wire.waits_alone
         self._thread: CommunicationThread | JobsAtOnce
         self._thread = CommunicationThread() if waits_alone else JobsAtOnce()
-        self.runner = BucketRunner(settings, self._connection, self.queue)
+        self.runner = BucketRunner(settings, self._connection, self.stage.shard_codecs)
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -88,7 +92,7 @@ class Session:
             raw_tensors=self.runner.raw_tensors(),
             chosen=self.runner.choice.summary(),
             tensors=self.runner.traffic(),
-            remarks=self.runner.choice.remarks(),
+            remarks=self.runner.choice.remarks() + self.stage.remarks(),
         )
 
     def identity(self, source: str, tensors: Sequence[NamedShape]) -> checkpoint.Identity:
@@ -115,60 +119,79 @@ class Session:
         """A future of the averaged bucket, which is `job.values` itself."""
         return self.start(*self._work_of(job))
 
-    def submit_for_ddp(self, job: BucketJob) -> torch.futures.Future[torch.Tensor]:
-        """As `submit`. On a GPU, the work that is queued there runs after `job.ready`, and the
-        future includes it."""
-        return self.start_for_torch(*self._work_of(job), job.ready)
+    def submit_for_torch(self, job: BucketJob) -> torch.futures.Future[torch.Tensor]:
+        """As `submit`, with a future that includes the device's work."""
+        return self.start_for_torch(*self._work_of(job), job.values)
 
     def start_for_torch(
-        self, work: Callable[[Transport], torch.Tensor], doing: str, ready: torch.cuda.Event | None
+        self, work: Callable[[Transport], torch.Tensor], doing: str, values: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """As `start`. On a GPU, the work that is queued there runs after `ready`, and the future
-        includes it."""
-        queue = self.queue
+        """As `start`. The device's work in it runs after the work that is queued for `values`, and
+        the future includes it."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-            devices=[queue.device] if queue and queue.device.type == "cuda" else None
+            devices=self.stage.devices
         )
-        self.check()
-        self._thread.submit(lambda: self._run(work, doing, future, ready))
+        self._submit(work, doing, future, values)
         return future
 
     def average(
-        self, job: BucketJob, fault: str | None, residual_decay: float = 1.0
-    ) -> Future[StepCounters]:
+        self, job: BucketJob, fault: str | None, residual_decay: float = 1.0, beside: int = 0
+    ) -> Future[Averaged]:
         """Turns `job.values`, the only bucket of its step, into the average, which is the same bits
         on every rank. Returns a future of the step's counters.
 
-        If they are `skipped`, some value is not finite, and no rank may apply the average; the
+        If these are `skipped`, some value is not finite, and no rank may apply the average; the
         residuals stay as they were. fault: says where this rank's values are not finite, if known.
         (An exchange whose codec keeps a residual finds NaN and Inf itself; any other exchange
         passes them through.)
         residual_decay: by which the bucket's residuals are multiplied after a step that counts.
+        beside: how many of the last values the host reads afterwards.
         """
 
-        def work(wire: Transport) -> StepCounters:
-            self.runner.run(job)
-            counters = self.runner.ledger.last_step
-            if not counters.skipped and not all_finite(job.values):
-                self.runner.skip_last_step(
-                    f"the gradient of rank {self._connection.name(self.rank)} is {fault}"
-                    if fault
-                    else "the gradient of another rank is not finite, or the sum of all"
-                )
+        fetched = self.stage.fetch(job.values)
+
+        def work(wire: Transport) -> Averaged:
+            with self.stage.on_host(job.values, fetched) as values:
+                self.runner.run(replace(job, values=values))
+                counters = self.runner.ledger.last_step
+                if not counters.skipped and not all_finite(values):
+                    self.runner.skip_last_step(
+                        f"the gradient of rank {self._connection.name(self.rank)} is {fault}"
+                        if fault
+                        else "the gradient of another rank is not finite, or the sum of all"
+                    )
+                read = values[values.numel() - beside :].float()
             if not counters.skipped and residual_decay != 1.0:
                 self.runner.scale_residuals(job.index, residual_decay)
             self.runner.kept.confirm()
-            return counters
+            self.stage.settle()
+            return Averaged(counters, read.clone())
 
-        return self.start(work, _describe(job))
+        return self.start(work, _describe(job), job.values)
 
-    def start(self, work: Callable[[Transport], _T], doing: str) -> Future[_T]:
-        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
-        Raises the session's error if it has ended."""
-        self.check()
+    def start(
+        self,
+        work: Callable[[Transport], _T],
+        doing: str,
+        values: torch.Tensor | None = None,
+    ) -> Future[_T]:
+        """Runs `work` after all earlier jobs, and after the work that its device has queued for
+        `values`. Its error ends the session; `doing` describes it. Raises the session's error if it
+        has ended."""
         future: Future[_T] = Future()
-        self._thread.submit(lambda: self._run(work, doing, future))
+        self._submit(work, doing, future, values)
         return future
+
+    def _submit(
+        self,
+        work: Callable[[Transport], _T],
+        doing: str,
+        future: Future[_T] | torch.futures.Future[_T],
+        values: torch.Tensor | None,
+    ) -> None:
+        self.check()
+        mark = None if values is None else self.stage.mark(values)
+        self._thread.submit(lambda: self._run(work, doing, future, mark))
 
     def break_off(self) -> None:
         """Ends a wait for peers with an error, which ends the session. For another thread."""
@@ -224,9 +247,11 @@ class Session:
         return stopped
 
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Transport], torch.Tensor], str]:
+        fetched = self.stage.fetch(job.values)
+
         def work(wire: Transport) -> torch.Tensor:
-            self.runner.run(job)
-            mark_ready(job.values)  # an error of the device's work is raised here
+            with self.stage.on_host(job.values, fetched) as values:
+                self.runner.run(replace(job, values=values))
             return job.values
 
         return work, _describe(job)
@@ -236,10 +261,10 @@ class Session:
         work: Callable[[Transport], _T],
         doing: str,
         future: Future[_T] | torch.futures.Future[_T],
-        ready: torch.cuda.Event | None = None,
+        mark: Any,
     ) -> None:
         try:
-            with self._connection.guard(doing), self._beside(ready):
+            with self._connection.guard(doing), self.stage.after(mark):
                 result = work(self._connection.wire)
         except Exception as error:
             if isinstance(error, CommunicationError):
@@ -247,7 +272,7 @@ class Session:
                 error.__cause__ = error.__context__ = None
             future.set_exception(error)  # type: ignore[arg-type] # as PyTorch's documentation says
         else:
-            with self._beside(None):
+            with self.stage.after(None):
                 future.set_result(result)
         finally:
             del future  # it has the error, which has this frame; PyTorch's would never be freed
@@ -255,9 +280,6 @@ class Session:
     def _settle(self) -> None:
         if not self._thread.drain(self._settings.timeout):
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
-
-    def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.queue is None else self.queue.after(ready)
 
 
 class JobsAtOnce:

@@ -20,7 +20,6 @@ from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.reduction import ExchangeWork, Op, factor_of, is_reduction, write_shard
 from gradwire.torch.buckets.session import Session, SessionOwner
-from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.fsdp.legs import (
     ReplacedCollective,
@@ -343,11 +342,10 @@ class FullyShardComm(SessionOwner):
             tensors=tensors,
             values=values,
             loss_scale=self._loss_scale,
-            ready=mark_ready(values),
         )
         if not self._hybrid:
             self._reductions.land(_SHARDS_IN_FLIGHT - 1)
-        future = self._session.submit_for_ddp(job)
+        future = self._session.submit_for_torch(job)
         self._reductions.add(Reduction(future, deliver, unused, parameters))
         if not later:
             self._reductions.silence(self._reductions.land(0))
@@ -390,9 +388,8 @@ class FullyShardComm(SessionOwner):
             last=False,
             tensors=unit.weights(),
             values=output,
-            ready=mark_ready(output),
         )
-        return ExchangeWork(session.submit_for_ddp(job), [output])
+        return ExchangeWork(session.submit_for_torch(job), [output])
 
 
 def _end_step(session: Session) -> None:

@@ -22,12 +22,12 @@ from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.ledger import Ledger
 from gradwire.torch.buckets.session import Session, SessionOwner
-from gradwire.torch.device_queue import has_kernels, is_capturing, mark_ready, require_kernels
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.hook.ddp_module import BucketOrders, check_ranks, find_module, module_in
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedShape, named_parameters, require_dense
+from gradwire.torch.staging import is_capturing
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 
@@ -72,9 +72,9 @@ class GradwireState(SessionOwner):
     pushes are exact, and pulls are rounded as the bucket would be. An average outside the range of
     float16 is infinite: see `scaler`.
 
-    Gradients on a GPU are encoded and decoded there, in a build with CUDA, to the same packets and
-    the same result as on the CPU. `threads` and `target` have no effect then, and exchange cannot
-    be "terngrad".
+    Gradients on another device than the CPU are copied to the host, encoded and decoded there, and
+    copied back, while `backward()` goes on. In a build with CUDA, a GPU encodes and decodes itself,
+    to the same packets and the same result; `threads` and `target` have no effect then.
 
     If no rank used a parameter in an iteration (find_unused_parameters), DDP does not change its
     gradient, and its residual stays for the next one that uses it. With
@@ -218,9 +218,8 @@ class GradwireState(SessionOwner):
             queued=queued,
             hook_seconds=time.perf_counter() - queued,
             hook_cpu_seconds=time.thread_time() - cpu,
-            ready=mark_ready(values),
         )
-        future = self._session.submit_for_ddp(job)
+        future = self._session.submit_for_torch(job)
         if self._overlap is Overlap.OFF:
             self._session.drain()
         # DDP takes an exception only from a future's callback.
@@ -350,14 +349,6 @@ class GradwireState(SessionOwner):
                 f"gradwire_hook averages gradients of one device; this bucket is on "
                 f"{values.device}, the first one was on {self._device}"
             )
-        if values.device.type != "cpu" or has_kernels(values.device):
-            require_kernels(values.device)
-            if self._settings.info["adds_trits"]:
-                raise ValueError(
-                    f"exchange='{self._settings.exchange}' adds trits on the CPU alone, and this "
-                    f"bucket is on {values.device}: take exchange='sharded' there, with "
-                    f"codec='{self._settings.codec}'"
-                )
         self._device = values.device
 
     def _connect(self, device: torch.device) -> Session:

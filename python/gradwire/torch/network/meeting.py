@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 from gradwire.job_key import VARIABLE
@@ -215,7 +216,9 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
         if isinstance(world, MakesTransports):
             wire, store = world.make_transport(timeout)
             return wire, names, store
-        meeting = Meeting(world.get_group_store(), world.rank(), world.size(), names, group=world)
+        # A group that is written in Python does not know its store, but the world does.
+        store = world.get_group_store() or distributed_c10d._world.pg_map[world][1]
+        meeting = Meeting(store, world.rank(), world.size(), names, group=world)
 
     def make(store: Store) -> dist.ProcessGroup:
         group = dist.ProcessGroup(store, meeting.rank, meeting.world_size)

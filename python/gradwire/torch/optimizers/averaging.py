@@ -18,7 +18,7 @@ from gradwire.torch.checkpoint import Residual, StateDict
 from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.optimizers.fragment import Fragment, WeightsWatch, deal_layers
-from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay
+from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay, norms_of
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
 from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import Replica, most_bytes
@@ -47,7 +47,9 @@ class Averaging:
         self.betas = momentum_of_each(optimizer.param_groups) if rules.late_momentum else []
         dealt = deal_layers(replica.named, rules.schedule.fragments)
         local = [(name, local_of(parameter)) for name, parameter in replica.named]
-        self.fragments = [Fragment(local, places, rules, self.betas) for places in dealt]
+        self.fragments = [
+            Fragment(local, places, rules, self.betas, replica.device) for places in dealt
+        ]
         self._weights_watch = WeightsWatch(optimizer, replica.parameters, len(dealt))
         self.steps = self.clock = self.exchanges = 0
         self.arrived = StepCounters()
@@ -130,15 +132,16 @@ class Averaging:
         applied after they are taken, and then they are not lost. compares: see exchange_all."""
         fragment.write_changes()
         bucket = fragment.bucket
-        fault = bucket.find_non_finite()
+        none: list[torch.Tensor | None] = [None] * len(fragment.places)
+        gradients = self.gradients(fragment.places) if self._gradients_count else none
+        norms = bucket.beside[:0] if fragment.noise is None else norms_of(gradients)
+        fault, norms_read = bucket.look_with(norms.to(bucket.values.device))
         if fault is not None:
             self._start_afresh()
         if fragment.flight is not None:
             fragment.arrive()  # the noise takes in that exchange before this one
         if fragment.noise is not None:
-            none: list[torch.Tensor | None] = [None] * len(fragment.places)
-            gradients = self.gradients(fragment.places) if self._gradients_count else none
-            fragment.noise.sketch(gradients, fragment.sketch)
+            fragment.noise.sketch(gradients, fragment.sketch, norms_read)
             if self.rules.correct_noise and fault is None:
                 kept = [self._kept[place] for place in fragment.places]
                 correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
@@ -159,7 +162,8 @@ class Averaging:
             moment="" if self.rules.is_elastic else f" after {self.steps} local steps",
             alike=self.options_text() if compares else "",
         )
-        result = peers.session.average(job, fault, self.rules.residual_decay)
+        decay, beside = self.rules.residual_decay, bucket.beside.numel()
+        result = peers.session.average(job, fault, decay, beside)
         due = self.clock + self.rules.schedule.delay
         fragment.take_off(result, unused, self.exchanges, steps, due)
         self.exchanges += 1
@@ -331,7 +335,7 @@ class Averaging:
         digest = hashlib.sha256()
         momenta = [f.momentum.velocities for f in self.fragments if f.momentum is not None]
         for tensor in chain(*(f.anchors for f in self.fragments), *momenta):
-            digest.update(tensor.detach().contiguous().numpy())
+            digest.update(tensor.detach().cpu().contiguous().numpy())
         return digest.hexdigest()
 
 
@@ -353,7 +357,7 @@ class Peers:
             fragment.set_anchors()
 
     def _connect(self, averaging: Averaging, where: Where = None) -> None:
-        self.session = Session(averaging.replica.settings, where=where)
+        self.session = Session(averaging.replica.settings, averaging.replica.device, where)
         self.session.close_with(self)
 
     @property

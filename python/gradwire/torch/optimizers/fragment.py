@@ -18,13 +18,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.local_schedule import deal_by_size
+from gradwire.torch.buckets.session import Averaged
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import ReplicaBucket
-from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors
+from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors, wide_of
 from gradwire.torch.stats import StepCounters
 from gradwire.torch.wrapping_optimizer import describe_weights
 
@@ -49,9 +50,9 @@ class Flight:
     job: int  # exchanges that began before
     steps: int  # whose changes it holds
     due: int  # the step in which its result is applied
-    result: Future[StepCounters]
+    result: Future[Averaged]
     unused: Callable[[], Sequence[int]]  # places that no rank had a gradient of, when it has ended
-    arrived: StepCounters | None = None
+    arrived: StepCounters | None = None  # the noise has taken the result in
 
 
 class Fragment:
@@ -72,19 +73,23 @@ class Fragment:
         places: Sequence[int],
         rules: LocalRules,
         betas: Sequence[float],
+        device: torch.device,
     ) -> None:
         """betas: the momentum of each parameter in `named`, to be applied late; empty: none."""
         mine = [named[place] for place in places]
         self.places = list(places)
         self.parameters = [parameter for _, parameter in mine]
-        self.anchors = [nn.Parameter(torch.empty_like(p)) for p in self.parameters]
+        self.anchors = [
+            nn.Parameter(torch.empty_like(p, dtype=torch.float32)) for p in self.parameters
+        ]
         numels = [parameter.numel() for parameter in self.parameters]
-        self.noise = GradientNoise(numels, world_size=1) if rules.has_noise else None
+        self.noise = GradientNoise(numels, 1, device=device) if rules.has_noise else None
         self._sketch_numel = SUMS * len(mine) if rules.has_noise else 0
         self._takes_notes = rules.is_elastic
         beside = self._sketch_numel + (_NOTES if rules.is_elastic else 0)
-        self.bucket = ReplicaBucket(mine, beside)
-        self._spare = ReplicaBucket(mine, beside) if rules.schedule.is_back_to_back else self.bucket
+        self.bucket = self._spare = ReplicaBucket(mine, device, beside)
+        if rules.schedule.is_back_to_back:
+            self._spare = ReplicaBucket(mine, device, beside)
         self.outer = None if rules.outer is None else rules.outer(self.anchors)
         if rules.outer is not None and not isinstance(self.outer, Optimizer):
             raise TypeError(
@@ -96,7 +101,7 @@ class Fragment:
         if betas:
             self.momentum = LateMomentum([betas[place] for place in places], self.anchors)
             if rules.schedule.every > 1:
-                self.local = LocalMomentum(self.momentum, self.parameters)
+                self.local = LocalMomentum(self.momentum, self.parameters, self.anchors)
         self.steps = 0
         self._used = [False] * len(mine)  # since the last exchange began
         self.flight: Flight | None = None
@@ -149,7 +154,8 @@ class Fragment:
             return
         places = zip(self.parameters, self.anchors, self.bucket.parts, strict=True)
         for parameter, anchor, part in places:
-            torch.sub(anchor, parameter, out=part)
+            # A parameter of 16 bits began as the anchor's rounding.
+            torch.sub(anchor.to(parameter.dtype).float(), wide_of(parameter), out=part)
 
     def note_gradients(self, used: Sequence[bool]) -> None:
         """used: of each parameter, whether this step has a gradient of it."""
@@ -163,7 +169,7 @@ class Fragment:
         return unused
 
     def take_off(
-        self, result: Future[StepCounters], unused: Unused, job: int, steps: int, due: int
+        self, result: Future[Averaged], unused: Unused, job: int, steps: int, due: int
     ) -> None:
         """The bucket, with the changes of so many steps, is now under way."""
         self.flight = Flight(self.bucket, job, steps, due, result, unused.everywhere)
@@ -173,8 +179,7 @@ class Fragment:
         """Waits for the result under way, which the noise takes in; `apply` must follow."""
         assert self.flight is not None
         if self.flight.arrived is None:
-            self.flight.arrived = self.flight.result.result()
-            beside = self.flight.bucket.beside
+            self.flight.arrived, beside = self.flight.result.result()
             if not self.flight.arrived.skipped and self.noise is not None:
                 self.noise.update(beside[: self._sketch_numel])
             if self._takes_notes and not self.flight.arrived.skipped:
@@ -208,7 +213,7 @@ class Fragment:
         """After the anchors changed. mix: as in `apply`."""
         if mix > 0:
             for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
-                parameter.lerp_(anchor, 1.0 - mix)
+                parameter.copy_(torch.lerp(wide_of(parameter), anchor, 1.0 - mix))
         else:
             self.go_back()
             self.steps = 0
@@ -245,7 +250,7 @@ class Fragment:
             "local_momentum": None if self.local is None else self.local.state_dict(),
             "under_way": flight
             and {
-                "finite": not flight.result.result().skipped,
+                "finite": not flight.result.result().counters.skipped,
                 "values": flight.bucket.values.clone(),
                 "steps": flight.steps,
                 "due": flight.due,
@@ -292,9 +297,10 @@ class Fragment:
             self.local.load_state_dict(state["local_momentum"])
         self.flight = None
         if (saved := state["under_way"]) is not None:
-            result: Future[StepCounters] = Future()
-            result.set_result(StepCounters(skipped=not saved["finite"]))
             self._spare.values.copy_(saved["values"])
+            counters = StepCounters(skipped=not saved["finite"])
+            result: Future[Averaged] = Future()
+            result.set_result(Averaged(counters, self._spare.beside.cpu().clone()))
             steps, due, unused = int(saved["steps"]), int(saved["due"]), list(saved["unused"])
             self.flight = Flight(self._spare, 0, steps, due, result, lambda: unused)
 

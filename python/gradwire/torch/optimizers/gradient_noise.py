@@ -45,11 +45,18 @@ class GradientNoise:
     """
 
     @ordinary_tensors()
-    def __init__(self, numels: Sequence[int], world_size: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        numels: Sequence[int],
+        world_size: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """device: of the gradients."""
         generator = torch.Generator(device="cpu").manual_seed(seed)
         length = max((-(-numel // SUMS) for numel in numels), default=0) * SUMS + _OFFSETS
         draws = torch.randint(2, (length,), generator=generator, dtype=torch.int64, device="cpu")
-        self._signs = draws.mul_(2).sub_(1).float()
+        self._signs = draws.mul_(2).sub_(1).float().to(device)
         self.world_size = world_size
         self._updates = 0
         self.power = torch.zeros(2, len(numels), dtype=torch.float64, device="cpu")
@@ -61,15 +68,16 @@ class GradientNoise:
         return SUMS * self.power.shape[1]
 
     @ordinary_tensors()
-    def sketch(self, gradients: Gradients, sketch: torch.Tensor) -> None:
+    def sketch(
+        self, gradients: Gradients, sketch: torch.Tensor, norms: Sequence[float] | None = None
+    ) -> None:
         """Writes this rank's signed sums into `sketch`, f32 (numel,), to be averaged over the
-        ranks."""
+        ranks. norms: of the gradients, if they were read already."""
         offset = self._updates * _STRIDE % _OFFSETS
         sketch.zero_()
-        for index, (gradient, sums) in enumerate(
-            zip(gradients, sketch.view(-1, SUMS), strict=True)
-        ):
-            self._own[index] = _power(gradient)
+        norms = norms_of(gradients).cpu().tolist() if norms is None else norms
+        self._own.copy_(torch.tensor([n**2 for n in norms], dtype=torch.float64, device="cpu"))
+        for gradient, sums in zip(gradients, sketch.view(-1, SUMS), strict=True):
             if gradient is None:
                 continue
             numel = gradient.numel()
@@ -126,7 +134,7 @@ def average_norm(
     by how much the average was smaller in the last exchanges. noises: of all the tensors. shards:
     the ranks that have the other parts of the tensors; all of them must call this."""
     powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0)
-    now = powers.new_tensor([sum(_power(gradient) for gradient in gradients)])
+    now = powers.new_tensor([sum(norm**2 for norm in norms_of(gradients).cpu().tolist())])
     sums = torch.cat([now, powers])
     if shards is not None:
         dist.all_reduce(sums, group=shards)
@@ -165,8 +173,9 @@ def correct_changes(
         change.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - share))
 
 
-def _power(gradient: torch.Tensor | None) -> float:
-    """The sum of the squares."""
-    if gradient is None:
-        return 0.0
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float32)) ** 2
+def norms_of(gradients: Gradients) -> torch.Tensor:
+    """Of each, f32 (tensors,), where the gradients are."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients if g is not None]
+    zero = norms[0].new_zeros(()) if norms else torch.zeros((), dtype=torch.float32, device="cpu")
+    found = iter(norms)
+    return torch.stack([zero if g is None else next(found) for g in gradients] or [zero])

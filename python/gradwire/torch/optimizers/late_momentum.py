@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.torch.parameters import ordinary_tensors
+from gradwire.torch.parameters import ordinary_tensors, wide_of
 
 Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
 
@@ -86,7 +86,7 @@ class LateMomentum:
         """
         places = zip(averages, self.velocities, self.betas, strict=True)
         for place, (average, velocity, beta) in enumerate(places):
-            if place in unused:
+            if place in unused or beta == 0:
                 continue
             decays = [beta**i for i in range(1, steps + 1)]
             weights = [1.0 / (1.0 - beta ** self.steps[place] * decay) for decay in decays]
@@ -109,16 +109,25 @@ class LateMomentum:
 class LocalMomentum:
     """The same moving averages on one rank, from one exchange to the next.
 
-    sums        of the changes since the last exchange
-    parameters  of this rank; a tensor may have leading dimensions that the shared one lacks
+    sums        of the changes since the last exchange, f32
+    parameters  of this rank
+    anchors     the parameters at the last exchange, f32
     """
 
     @ordinary_tensors()
-    def __init__(self, shared: LateMomentum, parameters: Sequence[Tensor]) -> None:
-        self.sums = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+    def __init__(
+        self, shared: LateMomentum, parameters: Sequence[Tensor], anchors: Sequence[Tensor]
+    ) -> None:
+        self.sums = [torch.zeros_like(a, requires_grad=False) for a in anchors]
         self._velocities = [torch.zeros_like(total) for total in self.sums]
         self._shared = shared
         self._parameters = parameters
+        # What the parameters would be with 32 bits: small steps are not lost by rounding.
+        self._exact = [
+            p.detach() if p.dtype == a.dtype else a.detach().clone()
+            for p, a in zip(parameters, anchors, strict=True)
+        ]
+        self._anchors = anchors
 
     def copy_parameters(self) -> list[Tensor]:
         """For `go_on`, before the optimizer's step."""
@@ -129,17 +138,30 @@ class LocalMomentum:
         """Replaces the change that the optimizer has made in this step, without momentum, by one
         with momentum. steps: those since the last exchange, with this one. used: of each parameter,
         whether it has a gradient; empty: all have."""
-        places = zip(
-            self._parameters, before, self.sums, self._velocities, self._shared.betas, strict=True
-        )
-        for place, (parameter, old, total, velocity, beta) in enumerate(places):
-            change = old - parameter
+        for place, (parameter, old, exact, total, velocity, beta) in enumerate(
+            zip(
+                self._parameters,
+                before,
+                self._exact,
+                self.sums,
+                self._velocities,
+                self._shared.betas,
+                strict=True,
+            )
+        ):
+            change = wide_of(old) - wide_of(parameter)
             if used and not used[place] and not change.any():
                 continue
-            count = self._shared.steps[place] + steps
             total.add_(change)
+            if beta == 0:  # without momentum, the step is as it was
+                continue
+            count = self._shared.steps[place] + steps
             velocity.lerp_(change, 1.0 - beta)
-            torch.sub(old, velocity, alpha=1.0 / (1.0 - beta**count), out=parameter)
+            alpha = 1.0 / (1.0 - beta**count)
+            if exact.dtype == parameter.dtype:  # the parameter itself
+                torch.sub(old, velocity, alpha=alpha, out=parameter)
+            else:
+                parameter.copy_(exact.sub_(velocity, alpha=alpha))
 
     def restart(self) -> None:
         """After an exchange, or where one is given up: goes on from what all ranks share."""
@@ -148,12 +170,25 @@ class LocalMomentum:
         ):
             total.zero_()
             velocity.copy_(shared)
+        for exact, anchor, parameter in zip(
+            self._exact, self._anchors, self._parameters, strict=True
+        ):
+            if exact.dtype != parameter.dtype:
+                exact.copy_(anchor)
 
     def state_dict(self) -> dict[str, Any]:
-        places = {"sums": self.sums, "velocities": self._velocities}
-        return {name: [tensor.clone() for tensor in tensors] for name, tensors in places.items()}
+        return {
+            "sums": [total.clone() for total in self.sums],
+            "velocities": [velocity.clone() for velocity in self._velocities],
+            "exact": [exact.clone() for exact in self._exact_of_16_bits()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, saved in ((self.sums, state["sums"]), (self._velocities, state["velocities"])):
-            for tensor, values in zip(mine, saved, strict=True):
-                tensor.copy_(values)
+        mine = [*self.sums, *self._velocities, *self._exact_of_16_bits()]
+        saved = [*state["sums"], *state["velocities"], *state.get("exact", ())]
+        for tensor, values in zip(mine, saved, strict=True):
+            tensor.copy_(values)
+
+    def _exact_of_16_bits(self) -> list[Tensor]:
+        places = zip(self._exact, self._parameters, strict=True)
+        return [exact for exact, parameter in places if parameter.dtype != exact.dtype]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -23,6 +24,7 @@ from gradwire.torch.network.transport import Kind, Transport
 from gradwire.torch.parameters import (
     NamedTensor,
     all_finite,
+    device_of,
     group_of_shards,
     local_of,
     name_parameters,
@@ -53,18 +55,31 @@ class ReplicaBucket:
     """
 
     @ordinary_tensors()
-    def __init__(self, named: Sequence[NamedTensor], beside: int = 0) -> None:
+    def __init__(self, named: Sequence[NamedTensor], device: torch.device, beside: int = 0) -> None:
         self.tensors = shapes_of(named)
         if beside:
             self.tensors.append((BESIDE, [beside]))
         parameters = [parameter for _, parameter in named]
         numel = sum(parameter.numel() for parameter in parameters)
-        self.values = torch.zeros(numel + beside, dtype=torch.float32, device="cpu")
+        self.values = torch.zeros(numel + beside, dtype=torch.float32, device=device)
         self.beside = self.values[numel:]
         self.parts = split_like(self.values[:numel], parameters)
+        self._numel = numel
 
     def find_non_finite(self) -> str | None:
         """Where the first NaN or Inf of the parameters is, as text; None if there is none."""
+        fault, _ = self.look_with(self.beside[:0])
+        return fault
+
+    def look_with(self, others: torch.Tensor) -> tuple[str | None, list[float]]:
+        """What `find_non_finite` returns, and other values, f32 and flat; the host waits once."""
+        values = self.values[: self._numel]
+        extremes = torch.stack(torch.aminmax(values)) if self._numel else values
+        read = torch.cat([others, extremes]).cpu().tolist()
+        read, extremes_read = read[: others.numel()], read[others.numel() :]
+        return (None if all(map(math.isfinite, extremes_read)) else self._describe_fault()), read
+
+    def _describe_fault(self) -> str | None:
         for (name, _), part in zip(self.tensors, self.parts, strict=False):
             if not all_finite(part):
                 element = int(torch.isfinite(part.reshape(-1)).logical_not().nonzero()[0])
@@ -77,6 +92,7 @@ class Replica:
 
     Attributes:
         named: Names and parameters, in the order of the optimizer's groups.
+        device: Where the parameters are.
         shards: The ranks among which FSDP2 has sharded the parameters. None: it has not.
         shared: Finds out what the user does to the parameters.
     """
@@ -94,12 +110,14 @@ class Replica:
             owner: The class to name in errors and states.
 
         Raises:
-            ValueError: The model is in DDP, lacks a parameter, or has one that gets no gradient.
-            TypeError: A parameter is not dense float32 on the CPU.
+            ValueError: The model is in DDP, lacks a parameter, or has one that gets no gradient; or
+                it is on several devices.
+            TypeError: A parameter is not dense, or not float32, bfloat16 or float16.
         """
         self.named = _name_trainable(optimizer, model)
         self.names = [name for name, _ in self.named]
         self.parameters = [parameter for _, parameter in self.named]
+        self.device = device_of(self.named)
         self.shards = group_of_shards(self.named)
         self.shared = SharedParameters(owner, self.named, optimizer, model)
         self.settings = settings.with_last_excluded(shapes_of(self.named))
@@ -157,10 +175,6 @@ def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]
     for name, parameter in named:
         if not parameter.requires_grad:
             raise ValueError(f"{name} requires no gradient: leave it out of the optimizer")
-        if parameter.device.type != "cpu":
-            raise TypeError(
-                f"float32 parameters on the CPU are exchanged; {name} is on {parameter.device}"
-            )
     return named
 
 

@@ -45,24 +45,37 @@ def keeps_residuals(layout: Layout) -> bool:
 class Piece:
     """Consecutive values of one parameter, from its flattened element `offset` on.
 
-    values     the exact values, which this rank's optimizer steps
-    in_bucket  their part of the bucket: first the average, then the change
-    is_owed    whether a residual keeps the codec's error, to be sent later. Without a residual the
-               owner takes over the values that every rank got
+    Attributes:
+        parameter: The user's.
+        replica: The values of the whole parameter on every rank, f32, on the parameter's device.
+        values: The exact values, which this rank's optimizer steps, f32, on the host.
+        start: Where the values are in the bucket: first the average, then the change.
+        is_owed: Whether a residual keeps the codec's error, to be sent later. Without a residual
+            the owner takes over the values that every rank got.
+        in_replica: The values that every rank has, on the host.
     """
 
     name: str
     offset: int
     parameter: torch.Tensor
+    replica: torch.Tensor
     values: nn.Parameter
-    in_bucket: torch.Tensor
+    start: int
     is_owed: bool
+    in_replica: torch.Tensor
 
     @property
-    def in_replica(self) -> torch.Tensor:
-        """The same values in this rank's model, to be read."""
-        whole = self.parameter.detach().reshape(-1)
-        return whole[self.offset : self.offset + self.values.numel()]
+    def is_view(self) -> bool:
+        """Whether `in_replica` is the replica's memory."""
+        return self.replica.device.type == "cpu"
+
+    def read_replica(self) -> torch.Tensor:
+        """The values that every rank has, from where they are."""
+        return _part(self.replica, self.offset, self.values.numel())
+
+
+def _part(tensor: torch.Tensor, offset: int, numel: int) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[offset : offset + numel]
 
 
 class Shard:
@@ -80,32 +93,38 @@ class Shard:
         self._of_groups: list[list[Piece]] = []
         self._names: list[str] = []
         self._unused = Unused()
+        self._parts: list[torch.Tensor] = []  # of the bucket, for each piece
+        self._is_loaded = False  # the user may load the model later
 
     @ordinary_tensors()
     def take(
         self,
         parameters: Mapping[str, torch.Tensor],
+        replicas: Mapping[str, torch.Tensor],
         layout: Layout,
-        bucket: torch.Tensor,
         rank: int,
         world_size: int,
     ) -> None:
-        """Cuts the parameters into the pieces that `rank` owns in the layout."""
+        """Cuts the parameters into the pieces that `rank` owns in the layout.
+
+        replicas: of each parameter, see Piece.
+        """
         self._names = list(parameters)
         for segment in layout.segments:
             if segment["owner"] != rank:
                 continue
             name, offset, size = segment["name"], segment["tensor_offset"], segment["numel"]
-            start = segment["bucket_offset"]
+            in_replica = _part(replicas[name], offset, size).cpu()
             piece = Piece(
                 name,
                 offset,
                 parameters[name],
-                nn.Parameter(parameters[name].new_empty(size)),
-                bucket[start : start + size],
+                replicas[name],
+                nn.Parameter(in_replica.clone()),
+                segment["bucket_offset"],
                 world_size > 1 and keeps_residual(segment["pull_codec"]),
+                in_replica,
             )
-            piece.values.data.copy_(piece.in_replica)
             self.pieces.append(piece)
         for group in self.optimizer.param_groups:
             members = {id(parameter) for parameter in group["params"]}
@@ -132,9 +151,19 @@ class Shard:
             for group, entries in zip(optimizer.param_groups, kept, strict=True):
                 group |= entries
 
-    def begin(self, unused: Unused) -> None:
-        """Begins a step. unused: of the parameters, in the order of `take`."""
+    def begin(self, values: torch.Tensor, unused: Unused) -> None:
+        """Begins a step. values: the bucket on the host. unused: of the parameters, in the order of
+        `take`."""
         self._unused = unused
+        self._parts = [values[p.start : p.start + p.values.numel()] for p in self.pieces]
+        if self._is_loaded:
+            self._is_loaded = False
+            self._read_replicas(self.pieces)
+
+    def _read_replicas(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if not piece.is_view:
+                piece.in_replica.copy_(piece.read_replica())
 
     def _has_gradient(self) -> list[bool]:
         """Whether some rank has a gradient of it, for each piece."""
@@ -147,43 +176,50 @@ class Shard:
 
         Changes nothing if an average is not finite: no rank applies such a step.
         """
-        if not all(all_finite(piece.in_bucket) for piece in self.pieces):
+        if not all(map(all_finite, self._parts)):
             return
         # What the replicas lack, and no residual will send, is in the change: after a checkpoint of
         # other ranks. (Otherwise they lack nothing then.)
         before = [(p.values.detach() if p.is_owed else p.in_replica).clone() for p in self.pieces]
-        for piece, has_gradient in zip(self.pieces, self._has_gradient(), strict=True):
-            piece.values.grad = piece.in_bucket if has_gradient else None
+        places = list(zip(self.pieces, self._parts, before, self._has_gradient(), strict=True))
+        for piece, part, _, has_gradient in places:
+            piece.values.grad = part if has_gradient else None
         with self._in_optimizer():
             self.optimizer.step()
-        for piece, old in zip(self.pieces, before, strict=True):
+        for piece, part, old, _ in places:
             piece.values.grad = None
-            torch.sub(piece.values, old, out=piece.in_bucket)
-            if not all_finite(piece.in_bucket):
+            torch.sub(piece.values, old, out=part)
+            if not all_finite(part):
                 raise FloatingPointError(
                     f"{type(self.optimizer).__name__} made {piece.name} NaN or infinite, from a "
                     "finite gradient"
                 )
 
     @ordinary_tensors()
-    def follow(self) -> None:
-        """After a step: takes over the model's values where no residual keeps the difference."""
-        for piece, has_gradient in zip(self.pieces, self._has_gradient(), strict=True):
+    def follow(self, is_applied: bool) -> None:
+        """After an exchange, before the changes are added to the model: takes over its values where
+        no residual keeps the difference. is_applied: whether the changes are added."""
+        places = zip(self.pieces, self._parts, self._has_gradient(), strict=True)
+        for piece, part, has_gradient in places:
+            now = piece.in_replica + part if is_applied else piece.in_replica
             if has_gradient and not piece.is_owed:
-                piece.values.copy_(piece.in_replica)
+                piece.values.copy_(now)
+            if not piece.is_view:
+                piece.in_replica.copy_(now)
 
     @ordinary_tensors()
     def take_over(self, names: Sequence[str], residuals: Iterable[Residual]) -> None:
         """The user has changed these parameters: their exact values are the model's, and what
         residuals still owe it."""
-        for piece in self.pieces:
-            if piece.name in names:
-                piece.values.copy_(piece.in_replica)
-                for owed in residuals:
-                    first = owed.offset - piece.offset
-                    if (owed.kind, owed.name) == ("pull", piece.name) and first >= 0:
-                        values = torch.from_numpy(owed.values)
-                        piece.values[first : first + values.numel()] += values
+        edited = [piece for piece in self.pieces if piece.name in names]
+        self._read_replicas(edited)
+        for piece in edited:
+            piece.values.copy_(piece.in_replica)
+            for owed in residuals:
+                first = owed.offset - piece.offset
+                if (owed.kind, owed.name) == ("pull", piece.name) and first >= 0:
+                    values = torch.from_numpy(owed.values)
+                    piece.values[first : first + values.numel()] += values
 
     def state_bytes(self) -> int:
         """Bytes of the optimizer's tensors with a value for each element: momentum, moments."""
@@ -233,6 +269,7 @@ class Shard:
             self.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
         for piece, own in exact:
             piece.values.copy_(own)
+        self._is_loaded = True
 
     def _in_order(self) -> list[Piece]:
         """The order in which the optimizer's state_dict counts the pieces."""

@@ -7,13 +7,15 @@
 
 Optimizer states exist once in the job: of n values and N ranks, a rank holds the states of about
 n / N values. It also keeps the exact values of its shard (4 n / N bytes), the bucket (4 n bytes)
-and the residuals (4 n bytes).
+and the residuals (4 n bytes); of 16-bit parameters, their float32 values too (4 n bytes). Shard,
+states and residuals are in the host's memory, where the owner steps, whatever device the model is
+on.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +38,9 @@ from gradwire.torch.parameters import (
     copy_gradient,
     options_of,
     ordinary_tensors,
+    wide_of,
 )
+from gradwire.torch.staging import stage_for
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
@@ -125,14 +129,18 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         replica.settings = replace(replica.settings, update=shard.update)
         session = self._session = Session(replica.settings)
         session.close_with(self)
-        self._bucket = ReplicaBucket(replica.named)
+        self._stage = stage_for(replica.device, takes_kernels=False)
+        self._bucket = ReplicaBucket(replica.named, replica.device)
         self._options = OptionsText()
         name = f"sharded {type(optimizer).__name__}"
         replica.follow_rank_0(session, [name, self._options_text()])
         rank, world_size = session.rank, session.world_size
         layout = replica.settings.bucket_layout(self._bucket.tensors, world_size)
         self._marks_non_finite = world_size > 1 and keeps_residuals(layout)
-        shard.take(dict(replica.named), layout, self._bucket.values, rank, world_size)
+        # Of 16-bit parameters, every rank keeps the values that are rounded to them.
+        self._wide = [wide_of(parameter) for parameter in replica.parameters]
+        wide = dict(zip(replica.names, self._wide, strict=True))
+        shard.take(dict(replica.named), wide, layout, rank, world_size)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self._own_use.refuse_saving()
@@ -151,11 +159,18 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._session.check()
         self._replica.shared.check()
         if edited := self._replica.shared.edited():
-            self._shard.take_over(edited, self._session.runner.residuals())
+            self._take_over(edited)
         loss = self._evaluate(closure)
         self._exchange()
         self._log(self._steps - 1)
         return loss
+
+    @ordinary_tensors()
+    def _take_over(self, edited: Sequence[str]) -> None:
+        for (name, parameter), wide in zip(self._replica.named, self._wide, strict=True):
+            if name in edited and wide.dtype != parameter.dtype:
+                wide.copy_(parameter)
+        self._shard.take_over(edited, self._session.runner.residuals())
 
     @ordinary_tensors()
     def _exchange(self) -> None:
@@ -166,21 +181,26 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         if fault is not None:
             bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
         unused = Unused(i for i, p in enumerate(self._replica.parameters) if p.grad is None)
-        self._shard.begin(unused)
-        job = BucketJob(
-            self._steps,
-            bucket.tensors,
-            bucket.values,
-            unused=unused,
-            alike=self._options_text(),
-        )
-        counters = self._session.average(job, fault).result()
+        with self._stage.on_host(bucket.values) as values:
+            self._shard.begin(values, unused)
+            job = BucketJob(
+                self._steps, bucket.tensors, values, unused=unused, alike=self._options_text()
+            )
+            is_applied = not self._session.average(job, fault).result().counters.skipped
+            self._shard.follow(is_applied)
+        self._stage.settle()
+        if is_applied:
+            self._add_changes()
         self._steps += 1
-        if not counters.skipped:
-            for parameter, part in zip(self._replica.parameters, bucket.parts, strict=True):
-                parameter.add_(part)
-        self._shard.follow()
         self._replica.shared.note_values()
+
+    def _add_changes(self) -> None:
+        """Adds those in the bucket to the model."""
+        places = zip(self._replica.parameters, self._wide, self._bucket.parts, strict=True)
+        for parameter, wide, part in places:
+            wide.add_(part)
+            if wide.dtype != parameter.dtype:
+                parameter.copy_(wide)
 
     def _options_text(self) -> str:
         """The options of the groups, which all ranks must have alike."""
@@ -204,11 +224,16 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
         stats = self._session.stats()
-        return replace(stats, remarks=stats.remarks + self._optimizer_watch.remarks)
+        remarks = self._stage.remarks() + self._optimizer_watch.remarks
+        return replace(stats, remarks=stats.remarks + remarks)
 
     def state_bytes(self) -> int:
         """Bytes of this rank's optimizer states with a value for each element."""
         return self._shard.state_bytes()
+
+    def _wide_of_16_bits(self) -> list[torch.Tensor]:
+        places = zip(self._wide, self._replica.parameters, strict=True)
+        return [wide for wide, parameter in places if wide.dtype != parameter.dtype]
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's shard, its residuals and the groups' options; every rank saves its own.
@@ -220,6 +245,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
             "optimizer_class": type(self._optimizer).__name__,
             "shard": self._shard.state_dict(),
             "options": options_of(self.param_groups),
+            "wide": [values.clone() for values in self._wide_of_16_bits()],
         }
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
@@ -240,4 +266,6 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
             group.update(options)
+        for values, saved in zip(self._wide_of_16_bits(), state.get("wide", ()), strict=True):
+            values.copy_(saved)
         self._replica.shared.allow_load()

@@ -1,0 +1,220 @@
+"""Where the engine finds the values of a bucket, whatever device they are on.
+
+The engine works on host memory. Values on the CPU are there already (`Stage`). Those on any other
+device are copied to page-locked memory and back on a stream of their own, so that the copy of one
+bucket, the exchange of another and the backward pass overlap (`CopyStage`). On a CUDA device, a
+build with gradwire's kernels encodes and decodes there instead (`KernelStage`). The bytes that are
+sent, and the results, are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gradwire._core import ShardCodecs
+from gradwire.torch.parameters import ordinary_tensors
+
+# The module with the kernels for each kind of device.
+KERNEL_MODULES = {"cuda": "gradwire._cuda"}
+_BUILD = "in its source tree, pip install . -C cmake.define.GRADWIRE_CUDA=ON"
+_HIGH_PRIORITY = -1  # the work of a bucket is short, and other ranks wait for it
+
+
+def kernels_for(device: torch.device) -> ModuleType | None:
+    """The module whose kernels run on this device; None if this build has none."""
+    try:
+        return importlib.import_module(KERNEL_MODULES[device.type])
+    except (KeyError, ModuleNotFoundError):
+        return None
+
+
+def stage_for(
+    device: torch.device, offload_residuals: bool = False, takes_kernels: bool = True
+) -> Stage:
+    """The stage of values on `device`.
+
+    Args:
+        offload_residuals: Kernels keep residuals in page-locked memory of the host.
+        takes_kernels: Whether the exchange can be done by kernels.
+    """
+    kernels = kernels_for(device) if takes_kernels else None
+    if kernels is not None:
+        return KernelStage(device, kernels, offload_residuals)
+    return Stage() if device.type == "cpu" else CopyStage(device)
+
+
+class Stage:
+    """Values on the CPU, where they stay.
+
+    Attributes:
+        shard_codecs: The kernels, if the values are encoded and decoded where they are.
+        devices: Whose work torch.futures.Future must wait for; None: there is none.
+    """
+
+    shard_codecs: ShardCodecs | None = None
+    devices: list[int | str | torch.device] | None = None
+
+    def mark(self, values: torch.Tensor) -> Any:
+        """For `after`: the work that is queued for the values, in the thread that queued it."""
+        return None
+
+    def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
+        """Work that is queued inside runs after `mark`, and after the work queued here before."""
+        return contextlib.nullcontext()
+
+    def fetch(self, values: torch.Tensor) -> Any:
+        """Begins to copy the values to the host; for `on_host`. In the thread that has them."""
+        return None
+
+    @contextlib.contextmanager
+    def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
+        """Inside, the values are where the engine works on them, and may be changed there.
+
+        fetched: what `fetch` returned for them, if it was called.
+        """
+        yield values
+
+    def settle(self) -> None:
+        """Waits until changed values are back on the device."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know."""
+        return ()
+
+
+class _Streaming(Stage):
+    """Work on a stream of its own, beside the program's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # The CPU, mps and some others have no further stream: there, all work is done in turn.
+        module = None if device.type == "cpu" else torch.get_device_module(device)
+        self._streams = module if hasattr(module, "stream") else None
+        self._stream: Any = None
+        if self._streams is not None:
+            self._stream = self._streams.Stream(device, priority=_HIGH_PRIORITY)
+            self.devices = [device]
+
+    def mark(self, values: torch.Tensor) -> Any:
+        if self._streams is None:
+            return None
+        return self._streams.current_stream(self.device).record_event()
+
+    @contextlib.contextmanager
+    def after(self, mark: Any) -> Iterator[None]:
+        if self._streams is None:
+            yield
+            return
+        # The device is entered first. Leaving a stream makes the thread's earlier device current:
+        # in a new thread that is device 0, and this would create a context there.
+        with self._streams.device(self.device), self._streams.stream(self._stream):
+            if mark is not None:
+                self._stream.wait_event(mark)
+            yield
+
+    def settle(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+class KernelStage(_Streaming):
+    """Values that kernels encode and decode where they are."""
+
+    def __init__(
+        self, device: torch.device, kernels: ModuleType, offload_residuals: bool = False
+    ) -> None:
+        super().__init__(device)
+        with self.after(None):
+            self.shard_codecs = kernels.shard_codecs(
+                device.index or 0, getattr(self._stream, "cuda_stream", 0), offload_residuals
+            )
+
+    @contextlib.contextmanager
+    def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
+        yield values
+        self.mark(values)  # an error of the device's work is raised here
+
+
+class Copier:
+    """Copies between a device and the host, in the order of the calls, on the current stream."""
+
+    def to_host(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(values, non_blocking=True)
+
+    def to_device(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(host, non_blocking=True)
+
+
+class CopyStage(_Streaming):
+    """Values that are copied to the host and back, in their own dtype."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._copier = Copier()
+        self._is_page_locked = True
+        # Host memory that is free, by dtype and length. It may be taken before the copy out of it
+        # has ended: the stream keeps the order.
+        self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
+        self._bytes, self._buckets, self._seconds = 0, 0, 0.0
+
+    @ordinary_tensors()
+    def fetch(self, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        with self.after(self.mark(values)):
+            host = self._take_memory(values)
+            self._copier.to_host(values.view(-1), host)
+            return host, self.mark(values)
+
+    @contextlib.contextmanager
+    def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
+        started = time.perf_counter()
+        host, copied = fetched or self.fetch(values)
+        if copied is not None:
+            copied.synchronize()  # the only wait for the device
+        self._seconds += time.perf_counter() - started
+        try:
+            yield host.view(values.shape)
+            started = time.perf_counter()
+            with self.after(None):
+                self._copier.to_device(host, values.view(-1))
+            self._seconds += time.perf_counter() - started
+            self._bytes += 2 * values.nbytes
+            self._buckets += 1
+        finally:
+            self._free[host.dtype, host.numel()].append(host)
+
+    def _take_memory(self, values: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(IndexError):
+            return self._free[values.dtype, values.numel()].pop()
+        if self._is_page_locked:
+            with contextlib.suppress(RuntimeError):  # of a device that can't read such memory
+                return torch.empty(
+                    values.numel(), dtype=values.dtype, device="cpu", pin_memory=True
+                )
+        self._is_page_locked = False
+        return torch.empty(values.numel(), dtype=values.dtype, device="cpu")
+
+    def remarks(self) -> tuple[str, ...]:
+        said = (
+            f"values on {self.device} are copied to the host and encoded there: "
+            f"{self._bytes:,} bytes in {self._buckets:,} buckets, {self._seconds:.3g} s of waiting"
+        )
+        if self._streams is None:
+            said += ", as this device has no further stream"
+        if not self._is_page_locked:
+            said += ", without page-locked memory, which PyTorch does not have for it"
+        if self.device.type in KERNEL_MODULES:
+            said += f". A build with its kernels encodes on the device: {_BUILD}"
+        return (said,)
+
+
+def is_capturing(values: torch.Tensor) -> bool:
+    """Whether the current stream's work becomes a CUDA graph."""
+    return values.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
