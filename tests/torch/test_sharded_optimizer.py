@@ -239,7 +239,7 @@ def refuse() -> None:
     check(said, lambda: ShardedOptimizer(sgd(other.parameters()), model))
     said = "ValueError: the model is in DistributedDataParallel"
     check(said, lambda: ShardedOptimizer(sgd(model.parameters()), in_ddp))
-    said = "TypeError: dense float32 parameters are exchanged; first.weight is"
+    said = "TypeError: dense float32, bfloat16, float16 parameters are exchanged; first"
     check(said, lambda: wrap(lambda m: sgd(m.double().parameters())))
     model = make_model()
     optimizer = ShardedOptimizer(adam(model.parameters()), model, "3lc")

@@ -47,7 +47,7 @@ class MessageMeter:
             assert work is not None
             return work.get_future()
         self._exchanges += 1
-        return self._session.submit_for_ddp(_job(self._exchanges, self._value))
+        return self._session.submit_for_torch(_job(self._exchanges, self._value))
 
     def measure(self, take_step: Callable[[], object] | None) -> None:
         """Some steps of each kind. take_step: without the exchange, with `begin` beside it; None:

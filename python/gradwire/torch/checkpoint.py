@@ -43,6 +43,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
+from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
 
 FORMAT = 1
@@ -223,7 +224,7 @@ def check_tensors(state: StateDict, tensors: Sequence[NamedShape]) -> None:
 def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
     """Raises ValueError if the state's `optimizer_class` is another than that of `optimizer`, which
     would take over another algorithm's values without a word."""
-    theirs, ours = state.get("optimizer_class"), type(optimizer).__name__
+    theirs, ours = state.get("optimizer_class"), name_of(optimizer)
     if theirs != ours:
         raise ValueError(f"the state is that of the optimizer {theirs}, this one wraps {ours}")
 

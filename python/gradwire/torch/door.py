@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from gradwire.option_record import describe_unknown
 from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
 from gradwire.torch.live import ScalarWriter
+from gradwire.torch.optimizer_list import Optimizers, name_of
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.parameters import is_sharded
 
@@ -46,7 +46,7 @@ class Compressed(Protocol):
 
 
 def compress(
-    model: nn.Module, optimizer: Optimizer, codec: str | None = None, **options: Any
+    model: nn.Module, optimizer: Optimizers, codec: str | None = None, **options: Any
 ) -> Any:
     """Compresses what training `model` with `optimizer` sends, in the way that fits both.
 
@@ -58,7 +58,7 @@ def compress(
 
     Args:
         model: On every rank, after DistributedDataParallel or the last call of `fully_shard`.
-        optimizer: Of its parameters.
+        optimizer: Of its parameters, or several in a list, such as Muon and AdamW.
         codec: As text, or one of the names "small", "safe" and "half-byte". None: "small" where it
             suits the optimizer, else "safe".
         options: Further arguments of the class that is taken.
@@ -86,7 +86,7 @@ def compress(
     if (made.rank if isinstance(made, LocalSteps) else dist.get_rank()) == 0:
         stats: Any = made.stats()
         codec = getattr(stats, "exchanges", stats).codec  # of LocalSteps, and of the others
-        found = f"{way.__name__} with {codec} for {type(optimizer).__name__}"
+        found = f"{way.__name__} with {codec} for {name_of(optimizer)}"
         print(f"gradwire: {found}, because {why}", file=sys.stderr)
     return made
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import checksum32
+from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedTensor, local_of
 
 
@@ -147,7 +148,7 @@ class SharedParameters:
     def _refuse_groups(self, optimizer: Optimizer, now: Sequence[torch.Tensor]) -> None:
         ours, theirs = ({id(t) for t in tensors} for tensors in (self._tensors, now))
         names = {} if self._model is None else {id(t): n for n, t in self._model.named_parameters()}
-        kind = type(optimizer).__name__
+        kind = name_of(optimizer)
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if id(tensor) not in theirs:
                 self._refuse(f"{name} was taken out of the groups of the {kind}", "param_groups")

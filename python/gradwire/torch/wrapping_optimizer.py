@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from gradwire._core import Layout, is_goal
 from gradwire.errors import RECOMMENDED, sends_coarsely
 from gradwire.torch.errors import CoarseGradientsWarning
 from gradwire.torch.live import LiveScalars
+from gradwire.torch.optimizer_list import OptimizerList, Optimizers, name_of, parts_of
 from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
@@ -39,17 +40,31 @@ def require_optimizer(optimizer: object, others: str) -> None:
         raise TypeError(f"{name} exchanges already: give the optimizer that it was made with")
 
 
+def as_one(optimizer: object, others: str) -> Optimizer:
+    """The optimizer, or those in a list as one. Raises TypeError as `require_optimizer`, and
+    ValueError for a list of what can't be one."""
+    if not isinstance(optimizer, list | tuple):
+        require_optimizer(optimizer, others)
+        return cast(Optimizer, optimizer)
+    if not optimizer:
+        raise ValueError("the list of optimizers is empty")
+    for part in optimizer:
+        require_optimizer(part, others)
+    return optimizer[0] if len(optimizer) == 1 else OptimizerList(optimizer)
+
+
 def refuse_modes(optimizer: Optimizer, owner: str) -> None:
     """Raises ValueError for an optimizer that puts other weights into the model to evaluate it,
     from a state that `owner` does not keep equal on all ranks."""
-    if all(hasattr(optimizer, mode) for mode in _MODES):
-        raise ValueError(describe_weights(optimizer, owner, "which train() and eval() exchange"))
+    for part in parts_of(optimizer):
+        if all(hasattr(part, mode) for mode in _MODES):
+            raise ValueError(describe_weights(part, owner, "which train() and eval() exchange"))
 
 
 def describe_weights(optimizer: Optimizer, owner: str, which: str) -> str:
     """The error for weights in the state of an optimizer. which: of them."""
     return (
-        f"{type(optimizer).__name__} keeps weights in its state ({which}), and {owner} would not "
+        f"{name_of(optimizer)} keeps weights in its state ({which}), and {owner} would not "
         "keep those equal on all ranks: take DDP and gradwire_hook, or "
         "ServerOptimizer(pulls='gradients'), where all ranks take the same steps"
     )
@@ -71,16 +86,17 @@ class OwnUse:
     holder: a step that the user takes with it would be exchanged nowhere."""
 
     def __init__(self, optimizer: Optimizer, owner: str) -> None:
-        self._optimizer, self._owner = optimizer, owner
+        self._optimizer, self._parts, self._owner = optimizer, parts_of(optimizer), owner
         self._is_own = False
         self._handles: list[RemovableHandle] = []
         self.end = weakref.finalize(self, remove_hooks, self._handles)
-        before = vars(optimizer).get(_USE)
-        if before is not None and (holder := before()) is not None:
-            holder.end()  # of a wrapper that was given up, such as after an error
-        setattr(optimizer, _USE, weakref.ref(self))
+        for part in self._parts:
+            before = vars(part).get(_USE)
+            if before is not None and (holder := before()) is not None:
+                holder.end()  # of a wrapper that was given up, such as after an error
+            setattr(part, _USE, weakref.ref(self))
         self._refuse(
-            optimizer.register_step_pre_hook,
+            "register_step_pre_hook",
             "was stepped",
             f"give the {owner} to everything that steps, such as scaler.step, or close() it first",
         )
@@ -88,23 +104,23 @@ class OwnUse:
     def refuse_saving(self) -> None:
         """From now on the user's state_dict() of the optimizer is an error, too."""
         self._refuse(
-            self._optimizer.register_state_dict_pre_hook,
+            "register_state_dict_pre_hook",
             "was asked for its state",
             f"take the state_dict() of the {self._owner}",
         )
 
     def refuse_loading(self, instead: str) -> None:
         """From now on the user's load_state_dict() of the optimizer is an error, too."""
-        self._refuse(
-            self._optimizer.register_load_state_dict_pre_hook, "was given a state", instead
-        )
+        self._refuse("register_load_state_dict_pre_hook", "was given a state", instead)
 
-    def _refuse(self, register: Callable[[Any], RemovableHandle], what: str, instead: str) -> None:
-        self._handles.append(register(ModuleHook(self._before_use, what, instead)))
+    def _refuse(self, register: str, what: str, instead: str) -> None:
+        for part in self._parts:
+            hook = ModuleHook(self._before_use, what, instead)
+            self._handles.append(getattr(part, register)(hook))
 
-    def _before_use(self, what: str, instead: str, *_: Any) -> None:
+    def _before_use(self, what: str, instead: str, part: Optimizer, *_: Any) -> None:
         if not self._is_own:
-            name = type(self._optimizer).__name__
+            name = type(part).__name__
             raise RuntimeError(f"{name} {what} itself, but {self._owner} wraps it: {instead}")
 
     @contextlib.contextmanager
@@ -265,9 +281,13 @@ def _level_of_user() -> int:
 DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once
 
 
-def is_adaptive(optimizer: Optimizer) -> bool:
-    """Whether the optimizer divides by means of squares of gradients; True if that is not known,
-    because it can't be copied."""
+def is_adaptive(optimizer: Optimizers) -> bool:
+    """Whether an optimizer, or one of several, divides by means of squares of gradients; True if
+    that is not known, because it can't be copied."""
+    return any(map(_is_adaptive, parts_of(optimizer)))
+
+
+def _is_adaptive(optimizer: Optimizer) -> bool:
     for device in DEVICES:
         with contextlib.suppress(Exception):  # of any optimizer's own code
             return keeps_squares(step_of_copy(optimizer, device))

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
@@ -35,6 +34,7 @@ from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import Unused, agree, lacking_in_all
 from gradwire.torch.network.failure import FailureBoard
 from gradwire.torch.network.transport import Transport
+from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
 from gradwire.torch.parameters import NamedShape, named_parameters
 from gradwire.torch.stats import Stats
@@ -100,7 +100,7 @@ class FullyShardComm(SessionOwner):
         model: nn.Module,
         codec: str | None = None,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         weights: str | None = None,
         weights_rules: Sequence[tuple[str, str]] = (),
         exchange: str | None = None,

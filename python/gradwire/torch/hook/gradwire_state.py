@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
-from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
@@ -25,6 +24,7 @@ from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.hook.ddp_module import BucketOrders, check_ranks, find_module, module_in
 from gradwire.torch.network.engine import Unused
+from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedShape, named_parameters, require_dense
 from gradwire.torch.staging import is_capturing
@@ -107,7 +107,7 @@ class GradwireState(SessionOwner):
         codec: str | None = None,
         *,
         exchange: str | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         start_iter: int = 2,
         scaler: LossScaler | None = None,
         overlap: Overlap = Overlap.ON,

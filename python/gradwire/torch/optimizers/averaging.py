@@ -17,6 +17,7 @@ from gradwire.torch.buckets.session import Session
 from gradwire.torch.checkpoint import Residual, StateDict
 from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
 from gradwire.torch.network.meeting import Where
+from gradwire.torch.optimizer_list import name_of, parts_of
 from gradwire.torch.optimizers.fragment import Fragment, WeightsWatch, deal_layers
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay, norms_of
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
@@ -44,7 +45,7 @@ class Averaging:
     def __init__(self, replica: Replica, optimizer: Optimizer, rules: LocalRules) -> None:
         """Raises ValueError if the model has fewer layers than fragments."""
         self.replica, self.optimizer, self.rules = replica, optimizer, rules
-        self.betas = momentum_of_each(optimizer.param_groups) if rules.late_momentum else []
+        self.betas = momentum_of_each(optimizer) if rules.late_momentum else []
         dealt = deal_layers(replica.named, rules.schedule.fragments)
         local = [(name, local_of(parameter)) for name, parameter in replica.named]
         self.fragments = [
@@ -54,6 +55,7 @@ class Averaging:
         self.steps = self.clock = self.exchanges = 0
         self.arrived = StepCounters()
         self._kept = [1.0] * len(replica.named)  # by weight decay, since the anchors
+        self._corrected = rules.corrected(optimizer)
         self._gradients_count = True  # false after a step that a GradScaler left out
         # Of the last exchange that arrived: whether it was not finite, and how it was applied.
         self._last_skipped, self._last_mix = False, 0.0
@@ -105,7 +107,10 @@ class Averaging:
     def options_text(self, with_own: bool = True) -> str:
         """The options of the outer optimizers and of the wrapped one, which all ranks must have
         alike."""
-        optimizers = {type(self.optimizer).__name__: self.optimizer} if with_own else {}
+        parts = parts_of(self.optimizer) if with_own else []
+        optimizers = {f"{type(part).__name__} {i}": part for i, part in enumerate(parts)}
+        if len(parts) == 1:
+            optimizers = {name_of(self.optimizer): self.optimizer}
         for place, fragment in enumerate(self.fragments):
             if (outer := fragment.outer) is not None:
                 optimizers[f"the outer {type(outer).__name__} of fragment {place}"] = outer
@@ -144,7 +149,7 @@ class Averaging:
             fragment.noise.sketch(gradients, fragment.sketch, norms_read)
             if self.rules.correct_noise and fault is None:
                 kept = [self._kept[place] for place in fragment.places]
-                correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
+                correct_changes(bucket.parts, fragment.anchors, self._gains_of(fragment), kept)
         if self.rules.is_elastic:
             fragment.write_notes(peers.are_asked())
         steps = fragment.steps
@@ -190,12 +195,19 @@ class Averaging:
 
     def gains(self) -> list[float]:
         """By which the changes of each parameter are multiplied; empty: by 1."""
-        gains = [1.0] * len(self._kept) if self.rules.correct_noise else []
-        for fragment in self.fragments:
-            if self.rules.correct_noise and fragment.noise is not None:
-                for place, gain in zip(fragment.places, fragment.noise.gains(), strict=True):
-                    gains[place] = gain
-        return gains
+        if not self.rules.correct_noise:
+            return []
+        gains = {
+            place: gain
+            for fragment in self.fragments
+            for place, gain in zip(fragment.places, self._gains_of(fragment), strict=True)
+        }
+        return [gains[place] for place in range(len(self._kept))]
+
+    def _gains_of(self, fragment: Fragment) -> list[float]:
+        assert fragment.noise is not None, "gains are made of it"
+        places = zip(fragment.places, fragment.noise.gains(), strict=True)
+        return [gain if self._corrected[place] else 1.0 for place, gain in places]
 
     # States -------------------------------------------------------------------------------------
 
@@ -203,7 +215,7 @@ class Averaging:
         """Loads the state of the wrapped optimizer."""
         self.optimizer.load_state_dict(state)
         if self.betas:
-            self.betas = momentum_of_each(self.optimizer.param_groups)
+            self.betas = momentum_of_each(self.optimizer)
             for fragment in self.fragments:
                 fragment.set_betas(self.betas)
 
@@ -215,7 +227,7 @@ class Averaging:
             "local_steps": self.steps,
             "clock": self.clock,
             "kept": list(self._kept),
-            "optimizer_class": type(self.optimizer).__name__,
+            "optimizer_class": name_of(self.optimizer),
             "optimizer": self.optimizer.state_dict(),
             "shard": self.replica.shard_text(),
         }

@@ -32,6 +32,7 @@ from gradwire.torch.errors import (
 from gradwire.torch.members.generations import Generations, MemberReport, Roster
 from gradwire.torch.network.engine import agree, receive
 from gradwire.torch.network.transport import Kind, Transport, only_here
+from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
 from gradwire.torch.options import Members
 
@@ -196,7 +197,7 @@ class ElasticPeers(Peers):
             try:
                 received = receive(wire, source, Kind.TENSORS, most).tobytes()
             except PeerMismatchError as error:
-                name = type(self._averaging.optimizer).__name__
+                name = name_of(self._averaging.optimizer)
                 raise PeerMismatchError(
                     f"{error}. At most that many bytes have this rank's model, the states of its "
                     f"optimizer ({name}) and what all members share: give all members the same "

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import AdamW, Optimizer
 
+from gradwire.torch.optimizer_list import parts_of
 from gradwire.torch.parameters import ordinary_tensors
 
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
@@ -148,9 +149,10 @@ def count_decay(optimizer: Optimizer, kept: list[float]) -> None:
     the values that decoupled weight decay has kept. A parameter without a gradient is not decayed.
     """
     parameters = 0
-    for group in optimizer.param_groups:
+    groups = ((part, group) for part in parts_of(optimizer) for group in part.param_groups)
+    for part, group in groups:
         # Up to PyTorch 2.6 the groups of AdamW have no such entry.
-        if isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay"):
+        if isinstance(part, AdamW) or group.get("decoupled_weight_decay"):
             share = 1.0 - float(group["lr"]) * group["weight_decay"]
             for index, parameter in enumerate(group["params"], start=parameters):
                 if parameter.grad is not None:

@@ -26,21 +26,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer
 
+from gradwire.torch.optimizer_list import parts_of
 from gradwire.torch.parameters import ordinary_tensors, wide_of
 
-Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
+ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 
 
-def momentum_of_each(groups: Groups) -> list[float]:
-    """The first of `betas` for each parameter."""
-    return [m for group in groups for m in [float(group["betas"][0])] * len(group["params"])]
+def momentum_of_each(optimizer: Optimizer) -> list[float]:
+    """The first of `betas` for each parameter; 0 for those that no Adam steps."""
+    return [
+        float(group["betas"][0]) if isinstance(part, ADAMS) else 0.0
+        for part in parts_of(optimizer)
+        for group in part.param_groups
+        for _ in group["params"]
+    ]
 
 
 @contextlib.contextmanager
-def without_momentum(groups: Groups) -> Iterator[None]:
-    """Inside, the first of `betas` is 0. (Outside it is the user's: schedulers and checkpoints of
-    the optimizer read it.)"""
+def without_momentum(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, the first of each Adam's `betas` is 0. (Outside it is the user's: schedulers and
+    checkpoints of the optimizer read it.)"""
+    adams = [part for part in parts_of(optimizer) if isinstance(part, ADAMS)]
+    groups = [group for part in adams for group in part.param_groups]
     kept = [group["betas"] for group in groups]
     for group, (momentum, other) in zip(groups, kept, strict=True):
         group["betas"] = (momentum * 0, other)  # which may be tensors
@@ -51,9 +60,9 @@ def without_momentum(groups: Groups) -> Iterator[None]:
             group["betas"] = betas
 
 
-def check_momentum(groups: Groups, agreed: Sequence[float]) -> None:
+def check_momentum(optimizer: Optimizer, agreed: Sequence[float]) -> None:
     """Raises RuntimeError unless each parameter has the momentum on which all ranks agreed."""
-    if momentum_of_each(groups) != agreed:
+    if momentum_of_each(optimizer) != agreed:
         raise RuntimeError(
             "the first of betas was changed in a parameter group, but LocalSteps applies it to the "
             "averaged changes, with the values that all ranks agreed on when it was made. If a "

@@ -9,20 +9,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 
 from gradwire.errors import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.optimizer_list import parts_of
+from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE
 from gradwire.torch.wrapping_optimizer import remake
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
-_ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
-    *_ADAMS,
+    *ADAMS,
     torch.optim.NAdam,
     torch.optim.RAdam,
     torch.optim.RMSprop,
@@ -51,6 +52,17 @@ class LocalRules:
         """Whether the gradient's noise is estimated."""
         return self.correct_noise or self.clip_norm is not None
 
+    def corrected(self, optimizer: Optimizer) -> list[bool]:
+        """Whether `correct_noise` is for each parameter. In a list of optimizers it is for those
+        that are known to divide by the root of a second moment, if there are some."""
+        known = {id(part) for part in parts_of(optimizer) if isinstance(part, _OF_SECOND_MOMENTS)}
+        return [
+            self.correct_noise and (not known or id(part) in known)
+            for part in parts_of(optimizer)
+            for group in part.param_groups
+            for _ in group["params"]
+        ]
+
     @staticmethod
     def choose(
         optimizer: Optimizer,
@@ -72,11 +84,13 @@ class LocalRules:
                 "which mix keeps a part: give mix=0, or neither of them"
             )
         replaces = outer is None and schedule.mix == 0
+        parts = parts_of(optimizer)
+        has_adam = any(isinstance(part, ADAMS) for part in parts)
         if correct_noise is None:
-            correct_noise = replaces and isinstance(optimizer, _OF_SECOND_MOMENTS)
+            correct_noise = replaces and any(isinstance(p, _OF_SECOND_MOMENTS) for p in parts)
         if late_momentum is None:
-            late_momentum = replaces and isinstance(optimizer, _ADAMS)
-        elif late_momentum and (outer is not None or not isinstance(optimizer, _ADAMS)):
+            late_momentum = replaces and has_adam
+        elif late_momentum and (outer is not None or not has_adam):
             raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
         rules = LocalRules(
             schedule,

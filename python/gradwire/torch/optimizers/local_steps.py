@@ -35,6 +35,7 @@ from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import agree
 from gradwire.torch.network.transport import Transport
+from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
@@ -49,8 +50,8 @@ from gradwire.torch.parameters import (
 )
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
+    as_one,
     refuse_modes,
-    require_optimizer,
 )
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ class LocalSteps(WrappingOptimizer):
     `step` raises the errors of GradwireState; after an error no step can be taken.
 
     Args:
-        optimizer: Any torch.optim optimizer (LBFGS without `clip_norm` and `correct_noise`). It
-            shares its groups and state with this one.
+        optimizer: Any torch.optim optimizer (LBFGS without `clip_norm` and `correct_noise`), or a
+            list of several, such as Muon for matrices and AdamW for the rest. It shares its groups
+            and state with this one.
         model: Gives the parameters their names, which rules and errors mention.
         codec: As text. None: the default of the exchange, "small" for "sharded".
         every: Steps from one exchange to the next. None: 1.
@@ -133,7 +135,7 @@ class LocalSteps(WrappingOptimizer):
     @explains_arguments
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         model: nn.Module,
         codec: str | None = None,
         *,
@@ -150,7 +152,7 @@ class LocalSteps(WrappingOptimizer):
         members: Members = Members(),
         execution: Execution = Execution(),
     ) -> None:
-        require_optimizer(optimizer, "the second is the model")
+        optimizer = as_one(optimizer, "the second is the model")
         refuse_modes(optimizer, "LocalSteps")
         self._rules = rules = LocalRules.choose(
             optimizer,
@@ -194,7 +196,7 @@ class LocalSteps(WrappingOptimizer):
         for fragment in averaging.fragments:
             fragment.check_outer()
         if averaging.betas:
-            check_momentum(self.param_groups, averaging.betas)
+            check_momentum(self._optimizer, averaging.betas)
             self._check_unedited()
         scale, not_finite = self._scaler_says()
         before = averaging.copy_parameters()
@@ -246,7 +248,7 @@ class LocalSteps(WrappingOptimizer):
             return loss
 
         is_late = bool(self._averaging.betas)
-        momentum = without_momentum(self.param_groups) if is_late else nullcontext()
+        momentum = without_momentum(self._optimizer) if is_late else nullcontext()
         if closure is None:
             evaluate()
         with momentum:

@@ -21,6 +21,7 @@ from gradwire.torch.buckets.session import Session
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.engine import agree, receive
 from gradwire.torch.network.transport import Kind, Transport
+from gradwire.torch.optimizer_list import parts_of
 from gradwire.torch.parameters import (
     NamedTensor,
     all_finite,
@@ -213,8 +214,9 @@ def bytes_of(state: object) -> int:
 
 def most_bytes(*states: object) -> int:
     """The bytes of a message with these states. An Optimizer stands for its largest state."""
-    sizes = (_of_optimizer(s) if isinstance(s, Optimizer) else bytes_of(s) for s in states)
-    return sum(sizes) + _BESIDE_ALL
+    optimizers = [part for s in states if isinstance(s, Optimizer) for part in parts_of(s)]
+    others = [state for state in states if not isinstance(state, Optimizer)]
+    return sum(map(_of_optimizer, optimizers)) + bytes_of(others) + _BESIDE_ALL
 
 
 def _of_optimizer(optimizer: Optimizer) -> int:
