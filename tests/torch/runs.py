@@ -196,7 +196,7 @@ _here = _Here()
 
 def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {
-        name: hashlib.sha256(local_of(values).numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(local_of(values).reshape(-1).view(torch.uint8).numpy()).hexdigest()
         for name, values in tensors.items()
     }
 
