@@ -42,7 +42,7 @@ def make_part() -> tuple[WorkerPart, list[nn.Parameter]]:
     layout = Layout([("weight", [8, 8]), ("bias", [5])], 3, "3lc", servers=1)
     tensors = [nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(5))]
     named = list(zip(("weight", "bias"), tensors, strict=True))
-    return WorkerPart(0, layout, named, WORKER, ServerSettings()), tensors
+    return WorkerPart(0, (layout, named), WORKER, ServerSettings()), tensors
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 12, 8 + 4 * 69 - 4, 8 + 4 * 69 - 1, 8 + 4 * 69 + 4])

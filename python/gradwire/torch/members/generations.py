@@ -96,12 +96,9 @@ class Generations(Membership):
         super().__init__(members, patience, terms)
         self._min_ranks = members.min_ranks
         self._beat = self.live()
+        self.id = self._beat.id
         self._roster: Roster | None = None
         self.error: Exception | None = None
-
-    @property
-    def id(self) -> int:
-        return self._beat.id
 
     @property
     def roster(self) -> Roster:

@@ -18,48 +18,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwire._core import Layout
-from gradwire.torch.network.transport import PART_BITS
-from gradwire.torch.parameters import NamedTensor
 from gradwire.torch.server.model_parts import WorkerPart
-from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.server_settings import INSTEAD
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
-
-# Smaller tensors share a message with those that follow on the same server: a message takes about
-# as long as the encoding of so many values.
-_SMALLEST_PART = 4096
-_MOST_PARTS = 1 << PART_BITS  # that a message can number
-
-INSTEAD = "barrier='step' exchanges after the backward pass instead"
-
-
-def divide(
-    settings: ServerSettings, whole: Layout, named: Sequence[NamedTensor]
-) -> list[tuple[Layout, list[NamedTensor]]]:
-    """The parts of a model: tensors of one server that follow each other, and their layout."""
-    gathered: list[tuple[int, list[NamedTensor]]] = []
-    open_parts: dict[int, list[NamedTensor]] = {}  # by server
-    for segment, tensor in zip(whole.segments, named, strict=True):
-        server = segment["owner"]
-        if server not in open_parts:
-            open_parts[server] = []
-            gathered.append((server, open_parts[server]))
-        open_parts[server].append(tensor)
-        if sum(t.numel() for _, t in open_parts[server]) >= _SMALLEST_PART:
-            del open_parts[server]
-    lacking = set(range(settings.workers, settings.world_size)) - {s for s, _ in gathered}
-    if lacking:
-        raise ValueError(
-            f"the model has too few tensors for {settings.servers} servers: rank {min(lacking)} "
-            "has none"
-        )
-    if len(gathered) > _MOST_PARTS:
-        raise ValueError(
-            f"the model has {len(gathered)} parts, and at most {_MOST_PARTS} can be "
-            f"exchanged one by one; {INSTEAD}"
-        )
-    return [(settings.layout_of(part, owner=server), part) for server, part in gathered]
 
 
 @dataclass
@@ -156,9 +118,14 @@ class TensorBarrier:
         finally:
             self._paused = before
 
-    def finish(self) -> None:
+    def finish(self, is_scaled: bool) -> None:
         """Ends the backward pass: pushes the parts that still lack gradients. Called inside
-        `guard`."""
+        `guard`. is_scaled: by a GradScaler."""
+        if is_scaled:
+            raise ValueError(
+                "a GradScaler does not go with barrier='tensor', whose gradients are sent before "
+                "the scaler can look at them. " + INSTEAD
+            )
         self._check_unchanged()
         if not self._begun:
             self._begin()
@@ -175,10 +142,6 @@ class TensorBarrier:
     def detach(self) -> None:
         remove_hooks(self._handles)
 
-    def _on_gradient(self, tensor: torch.Tensor) -> None:
-        if not self._paused:
-            self._take_gradient(tensor)
-
     def _before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         self.synchronize()
 
@@ -186,7 +149,9 @@ class TensorBarrier:
         if self._called is not None:
             self._called.add(id(module))
 
-    def _take_gradient(self, tensor: torch.Tensor) -> None:
+    def _on_gradient(self, tensor: torch.Tensor) -> None:
+        if self._paused:
+            return
         name, part = self._part_of[id(tensor)]
         with self._lock, self._working.link.guard(f"step {self.steps}, backward"):
             if not self._begun:

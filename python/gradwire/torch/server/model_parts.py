@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gradwire._core import Layout, ServerSide, WorkerSide
+from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch.network.transport import Bytes
 from gradwire.torch.parameters import (
-    NamedTensor,
     Options,
     copy_gradient,
     ordinary_tensors,
@@ -29,6 +28,7 @@ from gradwire.torch.server.group_options import (
     read_version,
     version_message,
 )
+from gradwire.torch.server.server_plan import PartPlan
 from gradwire.torch.server.server_settings import ServerSettings
 from gradwire.torch.shared_parameters import mark_of
 
@@ -54,8 +54,9 @@ class Part(Generic[Exchange]):
     exchange: Exchange
     own: list[_Place]
 
-    def __init__(self, number: int, layout: Layout, named: Sequence[NamedTensor]) -> None:
+    def __init__(self, number: int, plan: PartPlan) -> None:
         self.number = number
+        layout, named = plan
         self.bucket = np.zeros(layout.numel, dtype=np.float32)
         parts = split_like(torch.from_numpy(self.bucket), [tensor for _, tensor in named])
         self._places = [_Place(*pair, part) for pair, part in zip(named, parts, strict=True)]
@@ -96,16 +97,9 @@ class WorkerPart(Part[WorkerSide]):
         unused_everywhere: The names of the tensors that no worker has a gradient of, in this step.
     """
 
-    def __init__(
-        self,
-        number: int,
-        layout: Layout,
-        named: Sequence[NamedTensor],
-        rank: int,
-        settings: ServerSettings,
-    ) -> None:
-        super().__init__(number, layout, named)
-        self.exchange = WorkerSide(layout, rank, self._pull, **settings.of_exchange())
+    def __init__(self, number: int, plan: PartPlan, rank: int, settings: ServerSettings) -> None:
+        super().__init__(number, plan)
+        self.exchange = WorkerSide(plan[0], rank, self._pull, **settings.of_exchange())
         self.own = self._places
         self.unused_everywhere: set[str] = set()
         self._rank = rank
@@ -146,8 +140,12 @@ class WorkerPart(Part[WorkerSide]):
                 tensor.copy_(total)
             self._marks[name] = mark_of(tensor)
 
-    def check_unedited(self) -> None:
-        """Raises RuntimeError if the user has changed a tensor since it came from the servers."""
+    def check_unedited(self, was_loaded: bool) -> None:
+        """Raises RuntimeError if the user has changed a tensor since it came from the servers.
+        was_loaded: the user has loaded the servers' values again."""
+        if was_loaded:
+            self._edited.clear()
+            self._marks = {name: mark_of(tensor) for name, tensor, _ in self._places}
         self._note_edits(self._places)
         for name in self._edited:
             raise RuntimeError(
@@ -155,11 +153,6 @@ class WorkerPart(Part[WorkerSide]):
                 "the model: change it before connect(). To evaluate other weights, put them into a "
                 "copy of the model"
             )
-
-    def forget_edits(self) -> None:
-        """The tensors have the servers' values again."""
-        self._edited.clear()
-        self._marks = {name: mark_of(tensor) for name, tensor, _ in self._places}
 
     def _note_edits(self, places: Iterable[_Place]) -> None:
         for name, tensor, _ in places:
@@ -229,20 +222,19 @@ class ServerPart(Part[ServerSide]):
     def __init__(
         self,
         number: int,
-        layout: Layout,
-        named: Sequence[NamedTensor],
+        plan: PartPlan,
         rank: int,
         settings: ServerSettings,
         update: Callable[[ServerPart], None],
     ) -> None:
         """update: turns the averages in the bucket into the model's change."""
-        super().__init__(number, layout, named)
+        super().__init__(number, plan)
         on_average = None if settings.pulls_gradients else partial(update, self)
-        self.exchange = ServerSide(layout, rank, on_average, **settings.of_exchange())
+        self.exchange = ServerSide(plan[0], rank, on_average, **settings.of_exchange())
         self.own = self._of_server[rank]
         for place in self.own:
             place.tensor.data = place.tensor.data.float()
-        self.said = UnusedOfWorkers(len(named))
+        self.said = UnusedOfWorkers(len(self._places))
         self._pulls_gradients = settings.pulls_gradients
         self._model = self.own
         self._before: list[torch.Tensor] = []  # the tensors before the step

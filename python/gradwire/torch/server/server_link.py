@@ -156,13 +156,6 @@ class ServerLink(Connection):
             # If this process was stopped, its readers have not had a chance yet.
             return self.wire.take_from(self.arrived, _GRACE_SECONDS)
 
-    def refuse(self, message: Message) -> PeerMismatchError:
-        return PeerMismatchError(
-            f"rank {message.peer} sent a message ({message.kind.label}) for which rank {self.rank} "
-            "has no use now",
-            (message.peer,),
-        )
-
     @contextlib.contextmanager
     def reading(self, message: Message) -> Iterator[None]:
         """A ValueError inside, about the message's content, becomes one that names its sender."""

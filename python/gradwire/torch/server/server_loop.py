@@ -12,8 +12,6 @@ from gradwire.torch.checkpoint import Residual, StateDict, held_back, residuals_
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.members.places import Places
 from gradwire.torch.network.transport import NOTHING, TEXT_BYTES, Kind, LostError
-from gradwire.torch.parameters import NamedTensor
-from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     OptionsOfWorkers,
@@ -25,7 +23,7 @@ from gradwire.torch.server.group_options import (
 )
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
-from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.server_plan import ServerPlan
 from gradwire.torch.server.side import Handlers, Outgoing, Side
 
 
@@ -36,21 +34,16 @@ class Serving(Side[ServerPart]):
     moved = ("push_bytes_received", "pull_bytes", "values_received", "values_sent")
 
     def __init__(
-        self,
-        parts: Sequence[tuple[Layout, Sequence[NamedTensor]]],
-        rank: int,
-        settings: ServerSettings,
-        optimizer: Optimizer,
-        buffers: ModelBuffers | None,
-        places: Places | None,
+        self, plan: ServerPlan, rank: int, optimizer: Optimizer, places: Places | None
     ) -> None:
         """places: with which other processes take the places of lost workers; None: they can't."""
+        settings, buffers = plan.settings, plan.buffers
         here = [
-            ServerPart(i, layout, named, rank, settings, self._update)
-            for i, (layout, named) in enumerate(parts)
-            if not settings.is_tensorwise or _has_values(layout, rank)
+            ServerPart(i, part, rank, settings, self._update)
+            for i, part in enumerate(plan.parts)
+            if not settings.is_tensorwise or _has_values(part[0], rank)
         ]
-        super().__init__(here, rank, range(settings.workers), settings, optimizer, buffers)
+        super().__init__(plan, rank, optimizer, range(settings.workers), here)
         self._places = places
         keeps_buffers = buffers is not None and buffers.keeper == rank
         self._kept_buffers = buffers if keeps_buffers else None

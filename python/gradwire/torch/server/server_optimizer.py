@@ -16,27 +16,21 @@ from torch.optim import Optimizer
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
 from gradwire.torch.errors import UnmatchedPatternWarning
-from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
-from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
+from gradwire.torch.parameters import NamedTensor, shapes_of
+from gradwire.torch.server.barrier import TensorBarrier
 from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
-from gradwire.torch.server.server_settings import (
-    UPDATES,
-    ServerSettings,
-    check_members,
-    exchange_text,
-)
+from gradwire.torch.server.server_plan import make_plan
+from gradwire.torch.server.server_settings import UPDATES, ServerSettings, exchange_text
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import SharedParameters
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
-    is_adaptive,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
@@ -138,54 +132,33 @@ class ServerOptimizer(WrappingOptimizer):
         execution: Execution = Execution(),
     ) -> None:
         require_optimizer(optimizer, "the others are given by name")
-        compression.require_sharded()
-        check_members(members, pulls)
-        settings = ServerSettings.of(
+        settings = ServerSettings.make(
             compression.given(codec=codec),
             members.given(process_group=process_group),
             execution,
-            adaptive=lambda: is_adaptive(optimizer),
-        )
-        super().__init__(optimizer)
-        if pulls == UPDATES:
-            refuse_modes(optimizer, "ServerOptimizer")
-        refuse_several_gradients(optimizer, "ServerOptimizer")
-        settings = replace(
-            settings,
+            optimizer,
             servers=servers,
             backup_workers=backup_workers,
             staleness=staleness,
             history=history,
             pulls=pulls,
             barrier=barrier,
-            chosen=None,  # nothing chooses codecs
         )
+        super().__init__(optimizer)
+        if pulls == UPDATES:
+            refuse_modes(optimizer, "ServerOptimizer")
+        refuse_several_gradients(optimizer, "ServerOptimizer")
         settings.check_world(model)
         self.world_size, self.workers = settings.world_size, settings.workers
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
-        if named_parameters is None and settings.exclude_last:
-            raise ValueError("exclude_last needs the names: give named_parameters= or model=")
-        self._named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
-        self._settings = settings.with_last_excluded(shapes_of(self._named))
-        self._layout = self._settings.layout_of(self._named)
-        for pattern in self._layout.unmatched:
-            warnings.warn(
-                f"no parameter matches {pattern!r}, which rules= or exclude= has",
-                UnmatchedPatternWarning,
-                stacklevel=2,
-            )
-        parts = [(self._layout, self._named)]
-        if settings.is_tensorwise:
-            parts = divide(self._settings, self._layout, self._named)
-        self._buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
-        self._setup = "\n".join(
-            [
-                *self._settings.describe(),
-                *(layout.describe() for layout, _ in parts),
-                *([] if self._buffers is None else [self._buffers.describe()]),
-            ]
-        )
+        buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
+        self._plan = make_plan(settings, optimizer, named_parameters, buffers)
+        self._settings, self._named = self._plan.settings, self._plan.named
+        for pattern in self._plan.layout.unmatched:
+            text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
+            warnings.warn(text, UnmatchedPatternWarning, stacklevel=2)
+        self._setup = self._plan.describe()
         self._link: ServerLink | None = None
         self._places: Places | None = None
         if settings.store is not None:
@@ -198,29 +171,24 @@ class ServerOptimizer(WrappingOptimizer):
         self.joined = self._link is not None
         own_place = None if self._places is None else self._places.rank
         self.rank = dist.get_rank(settings.process_group) if own_place is None else own_place
-        of_side = parts, self.rank, self._settings, optimizer, self._buffers
         self._side: Serving | Working
         self._barrier: TensorBarrier | None = None
         if self.is_server:
-            self._side = Serving(*of_side, self._places)
+            self._side = Serving(self._plan, self.rank, optimizer, self._places)
         else:
-            self._side = Working(*of_side)
+            self._side = Working(self._plan, self.rank, optimizer)
             if model is not None and settings.is_tensorwise:
                 self._barrier = TensorBarrier(model, self._side)
         self._is_connected = False
         self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
-        # At the ends of the last two steps.
-        self._counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._steps = 0
         # The ranks that step the wrapped optimizer: the servers, or the workers.
         steps = self.is_server != settings.pulls_gradients
         self._optimizer_watch = OptimizerWatch(
             [tensor for _, tensor in self._named] if steps else [],
-            usual_push_codec(self._layout),
+            usual_push_codec(self._plan.layout),
             self.rank - self.workers if self.is_server else self.rank,
         )
-
-    # What every rank has ------------------------------------------------------------------------
 
     @property
     def is_server(self) -> bool:
@@ -247,7 +215,11 @@ class ServerOptimizer(WrappingOptimizer):
         if self._is_connected:
             return
         if self._link is None:
-            self._link = self._make_link()
+            group, places = self._settings.process_group, self._places
+            where = group if places is None else places.founding()
+            patience = self._settings.patience(self.is_server)
+            self._link = ServerLink(where, patience, self._setup, self._side.state_text())
+            self._link.drop_with(self)
         self._is_connected = True
         if self.joined and isinstance(self._side, Working):
             self._side.join(self._link)
@@ -262,33 +234,19 @@ class ServerOptimizer(WrappingOptimizer):
             self._shared.note_values()
             self._own_use.refuse_loading("load a ServerOptimizer's state before connect()")
 
-    def _make_link(self) -> ServerLink:
-        settings, places = self._settings, self._places
-        # Equal on all ranks if each has loaded the state that it saved at the same version, so that
-        # they can go on exactly.
-        goes_on = self._side.has_state and settings.is_exact
-        link = ServerLink(
-            settings.process_group if places is None else places.founding(),
-            settings.patience(self.is_server),
-            self._setup,
-            f"version {self.version}".encode() if goes_on else b"",
-        )
-        link.drop_with(self)
-        return link
-
     def stats(self) -> ServerStats:
         """Counters over all steps of this rank."""
         return summarize(
             self._side,
             self._link,
-            self._layout,
+            self._plan.layout,
             version=self.version,
             timeline=[] if self._barrier is None else self._barrier.timeline(),
             remarks=self._optimizer_watch.remarks,
         )
 
     def _find_scalars(self) -> dict[str, float | None]:
-        return scalars_between(*self._counted, self._side.moved) | {"version": self.version}
+        return scalars_between(*self._side.counted, self._side.moved) | {"version": self.version}
 
     # A worker ----------------------------------------------------------------------------------
 
@@ -309,24 +267,14 @@ class ServerOptimizer(WrappingOptimizer):
         scale = vars(self).get("grad_scale")  # while a GradScaler calls this
         with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
             self._shared.check()
-            was_loaded = self._shared.check_load()
-            for part in self._side.parts.values():
-                if was_loaded:
-                    part.forget_edits()
-                part.check_unedited()
+            self._side.check_unedited(self._shared.check_load())
             if self._barrier is None:
-                factor = 1.0 if scale is None else 1.0 / float(scale)
-                self._side.step(step, factor)
-            elif scale is not None:
-                raise ValueError(
-                    "a GradScaler does not go with barrier='tensor', whose gradients are sent "
-                    "before the scaler can look at them. " + INSTEAD
-                )
+                self._side.step(step, 1.0 if scale is None else 1.0 / float(scale))
             else:
-                self._barrier.finish()
+                self._barrier.finish(is_scaled=scale is not None)
         self._shared.note_values()
         self._side.warn()
-        self._count()
+        self._side.count()
         self._log(step)
         return loss
 
@@ -375,7 +323,7 @@ class ServerOptimizer(WrappingOptimizer):
         def end_version(version: int) -> None:
             self._shared.check()
             self._side.warn()
-            self._count()
+            self._side.count()
             self._log(version)
             if on_version is not None:
                 on_version(version)
@@ -394,13 +342,13 @@ class ServerOptimizer(WrappingOptimizer):
         server's own tensors, and the sums of their changes on a worker.
         """
         self.synchronize()
-        state = self._optimizer.state_dict()
+        state, buffers = self._optimizer.state_dict(), self._plan.buffers
         state["gradwire"] = self._identity().make_state(
             self._side.residuals(),
             version=self.version,
             workers=self.workers,
             model=self._side.named_model(),
-            buffers={} if self._buffers is None or not self.is_server else self._buffers.named(),
+            buffers={} if buffers is None or not self.is_server else buffers.named(),
         )
         return state
 
@@ -437,17 +385,10 @@ class ServerOptimizer(WrappingOptimizer):
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
 
-    # -------------------------------------------------------------------------------------------
-
     def _identity(self) -> checkpoint.Identity:
-        return checkpoint.Identity(
-            "ServerOptimizer",
-            self._settings.text(),
-            self.rank,
-            self.world_size,
-            exchange_text(self._settings.pulls),
-            shapes_of(self._named),
-        )
+        tensors = shapes_of(self._named)
+        identity = self._settings.identity("ServerOptimizer", self.rank, self.world_size, tensors)
+        return replace(identity, exchange=exchange_text(self._settings.pulls))
 
     def _connect_late(self) -> None:
         before = [tensor.detach().clone() for _, tensor in self._named]
@@ -457,8 +398,3 @@ class ServerOptimizer(WrappingOptimizer):
                 "the servers' model differs from that for which this gradient was computed: call "
                 "connect() on every rank before the first forward"
             )
-
-    def _count(self) -> None:
-        """Called at the end of a step or a version, for `scalars`."""
-        wire = {"wire_seconds": self._side.link.wire_seconds}
-        self._counted = self._counted[1], self._side.counters() | wire

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from gradwire._core import Layout
 from gradwire.torch.exchange_settings import ExchangeSettings
-from gradwire.torch.options import Members
+from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, shapes_of
+from gradwire.torch.wrapping_optimizer import is_adaptive
 
 # What workers pull: the changes of the servers' model, or the averages of their gradients.
 UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
+INSTEAD = "barrier='step' exchanges after the backward pass instead"
 
 
 def exchange_text(pulls: str) -> str:
@@ -56,6 +59,22 @@ class ServerSettings(ExchangeSettings):
     pulls: str = UPDATES
     barrier: str = "step"
 
+    @classmethod
+    def make(
+        cls,
+        compression: Compression,
+        members: Members,
+        execution: Execution,
+        optimizer: Optimizer,
+        **own: Any,
+    ) -> Self:
+        """See ExchangeSettings.of. own: the options that are no other way's."""
+        compression.require_sharded()
+        check_members(members, own["pulls"])
+        adaptive = partial(is_adaptive, optimizer)
+        settings = cls.of(compression, members, execution, adaptive=adaptive)
+        return replace(settings, chosen=None, **own)  # nothing chooses codecs
+
     @cached_property
     def world_size(self) -> int:
         """The number of workers and servers."""
@@ -72,11 +91,6 @@ class ServerSettings(ExchangeSettings):
     @property
     def is_tensorwise(self) -> bool:
         return self.barrier == "tensor"
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the result is the same in each run, whichever ranks are fast."""
-        return self.backup_workers == 0 and self.staleness == 0 and not self.goes_on
 
     def describe(self) -> list[str]:
         terms = (

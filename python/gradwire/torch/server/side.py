@@ -12,13 +12,12 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import NonFiniteStepWarning, OutgrownResidualWarning
+from gradwire.torch.errors import NonFiniteStepWarning, OutgrownResidualWarning, PeerMismatchError
 from gradwire.torch.network.transport import Bytes, Kind
-from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import unused_size
 from gradwire.torch.server.model_parts import ServerPart, WorkerPart
 from gradwire.torch.server.server_link import Message, ServerLink
-from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.server_plan import ServerPlan
 from gradwire.torch.stats import OutgrownResidual
 
 P = TypeVar("P", ServerPart, WorkerPart)
@@ -44,20 +43,21 @@ class Side(Generic[P]):
 
     def __init__(
         self,
-        parts: Iterable[P],
+        plan: ServerPlan,
         rank: int,
-        peers: range,
-        settings: ServerSettings,
         optimizer: Optimizer,
-        buffers: ModelBuffers | None,
+        peers: range,
+        parts: Iterable[P],
     ) -> None:
         self.parts: dict[int, P] = {part.number: part for part in parts}
-        self.rank, self.peers, self.settings = rank, peers, settings
+        self.rank, self.peers, self.settings = rank, peers, plan.settings
         self.lost: set[int] = set()
         self.joined: list[int] = []
         self.models = 0
-        self._optimizer, self._buffers = optimizer, buffers
+        self._optimizer, self._buffers = optimizer, plan.buffers
         self._handlers: Handlers = {}
+        # The counters at the ends of the last two steps or versions.
+        self.counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         # The first version that was not finite, and where.
         self._non_finite: tuple[int, dict[str, Any]] | None = None
         self._warned_of_non_finite = False
@@ -72,6 +72,13 @@ class Side(Generic[P]):
     @abstractmethod
     def has_state(self) -> bool:
         """Whether it goes on from a saved state, with which it does not need the model."""
+
+    def state_text(self) -> bytes:
+        """Equal on all ranks if each has loaded the state that it saved at the same version, so
+        that they can go on exactly; b"" if this one has not."""
+        settings = self.settings
+        depends = settings.backup_workers or settings.staleness or settings.goes_on
+        return f"version {self.version}".encode() if self.has_state and not depends else b""
 
     @abstractmethod
     def load_state(self, state: checkpoint.StateDict, of_optimizer: checkpoint.StateDict) -> None:
@@ -105,7 +112,11 @@ class Side(Generic[P]):
 
     def _refuse(self, message: Message) -> NoReturn:
         """The message is not for this side, or not now."""
-        raise self.link.refuse(message)
+        raise PeerMismatchError(
+            f"rank {message.peer} sent a message ({message.kind.label}) for which rank {self.rank} "
+            "has no use now",
+            (message.peer,),
+        )
 
     def _send_packets(self, part: P) -> None:
         outgoing = part.exchange.outgoing()
@@ -178,6 +189,10 @@ class Side(Generic[P]):
         """What a checkpoint has of the model here: on a server its tensors, on a worker the sums of
         the changes. Empty with pulls="gradients"."""
         return {n: t for part in self.parts.values() for n, t in part.named_model().items()}
+
+    def count(self) -> None:
+        """Called at the end of a step or a version."""
+        self.counted = self.counted[1], self.counters() | {"wire_seconds": self.link.wire_seconds}
 
     def counters(self) -> dict[str, Any]:
         """The exchanges' counters, as sums over the parts; `steps`: those of this rank."""

@@ -9,12 +9,10 @@ from typing import NoReturn
 import torch
 from torch.optim import Optimizer
 
-from gradwire._core import Layout
 from gradwire.torch.checkpoint import StateDict, held_back, residuals_of
 from gradwire.torch.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.network.transport import TEXT_BYTES, Kind, LostError
-from gradwire.torch.parameters import NamedTensor, Options
-from gradwire.torch.server.buffers import ModelBuffers
+from gradwire.torch.parameters import Options
 from gradwire.torch.server.group_options import (
     apply_options,
     encode_options,
@@ -26,7 +24,7 @@ from gradwire.torch.server.group_options import (
 )
 from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_link import Message, ServerLink
-from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.server_plan import ServerPlan
 from gradwire.torch.server.side import Handlers, Side
 
 
@@ -36,18 +34,10 @@ class Working(Side[WorkerPart]):
     role = "worker"
     moved = ("push_bytes", "pull_bytes_received", "values_pushed", "values_received")
 
-    def __init__(
-        self,
-        parts: Sequence[tuple[Layout, Sequence[NamedTensor]]],
-        rank: int,
-        settings: ServerSettings,
-        optimizer: Optimizer,
-        buffers: ModelBuffers | None,
-    ) -> None:
-        here = [WorkerPart(i, *part, rank, settings) for i, part in enumerate(parts)]
-        peers = range(settings.workers, settings.world_size)
-        super().__init__(here, rank, peers, settings, optimizer, buffers)
-        self._sends_buffers = buffers is not None and buffers.sender == rank
+    def __init__(self, plan: ServerPlan, rank: int, optimizer: Optimizer) -> None:
+        parts = [WorkerPart(i, part, rank, plan.settings) for i, part in enumerate(plan.parts)]
+        servers = range(plan.settings.workers, plan.settings.world_size)
+        super().__init__(plan, rank, optimizer, servers, parts)
         # When each part's last pull arrived, and when it was applied, by time.perf_counter.
         self.arrivals: dict[int, tuple[float, float]] = {}
         self._sent_options = b""
@@ -146,13 +136,18 @@ class Working(Side[WorkerPart]):
             for part in self.parts.values():
                 part.step_replica(self._optimizer)
 
+    def check_unedited(self, was_loaded: bool) -> None:
+        """See WorkerPart."""
+        for part in self.parts.values():
+            part.check_unedited(was_loaded)
+
     def begin_step(self, version: int) -> None:
         """Sends what goes before the pushes for this version: the options, if they differ from
         those sent last, and the buffers, if it is time."""
         for server in self.peers:
             self.link.flush(server)
         if self._buffers is not None and version % self._buffers.every == 0:
-            self._send_buffers(self._buffers)
+            self._send_buffers()
         if not self.sent_options_hold():
             self._sent_options = encode_options(self._optimizer.param_groups)
             message = version_message(version, self._sent_options)
@@ -161,9 +156,9 @@ class Working(Side[WorkerPart]):
     def sent_options_hold(self) -> bool:
         return encode_options(self._optimizer.param_groups) == self._sent_options
 
-    def _send_buffers(self, buffers: ModelBuffers) -> None:
-        if self._sends_buffers:
-            self.link.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
+    def _send_buffers(self) -> None:
+        if self._buffers is not None and self._buffers.sender == self.rank:
+            self.link.send(self._buffers.keeper, Kind.BUFFERS, self._buffers.pack())
 
     def push(self, part: WorkerPart, step: int, factor: float = 1.0) -> None:
         """Pushes the gradients of a part, times `factor`."""
@@ -193,8 +188,7 @@ class Working(Side[WorkerPart]):
 
     def leave(self) -> None:
         """Waits until the other workers leave, and takes over the servers' models."""
-        if self._buffers is not None:
-            self._send_buffers(self._buffers)
+        self._send_buffers()
         for server in self.peers:
             self.link.send(server, Kind.LEAVE)
         still_on_their_way = (Kind.PACKET, Kind.OVER, Kind.CATCH_UP)

@@ -1,0 +1,83 @@
+"""What all ranks of a ServerOptimizer must have alike: settings, and the parts of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from gradwire._core import Layout
+from gradwire.torch.exchange_settings import RAW_CODECS
+from gradwire.torch.network.transport import PART_BITS
+from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
+from gradwire.torch.server.buffers import ModelBuffers
+from gradwire.torch.server.server_settings import INSTEAD, ServerSettings
+
+# Smaller tensors share a message with those that follow on the same server: a message takes about
+# as long as the encoding of so many values.
+_SMALLEST_PART = 4096
+_MOST_PARTS = 1 << PART_BITS  # that a message can number
+
+PartPlan = tuple[Layout, Sequence[NamedTensor]]
+
+
+@dataclass
+class ServerPlan:
+    """named, layout: of the whole model. parts: which each go their way."""
+
+    settings: ServerSettings
+    named: Sequence[NamedTensor]
+    layout: Layout
+    parts: Sequence[PartPlan]
+    buffers: ModelBuffers | None
+
+    def describe(self) -> str:
+        """A line for each thing that must be alike."""
+        lines = [*self.settings.describe(), *(layout.describe() for layout, _ in self.parts)]
+        return "\n".join(lines + ([] if self.buffers is None else [self.buffers.describe()]))
+
+
+def make_plan(
+    settings: ServerSettings,
+    optimizer: Optimizer,
+    named_parameters: Iterable[NamedTensor] | None,
+    buffers: ModelBuffers | None,
+) -> ServerPlan:
+    """Raises ValueError for a model that can't be exchanged as the settings say, and the errors of
+    name_parameters."""
+    if named_parameters is None and settings.exclude_last:
+        raise ValueError("exclude_last needs the names: give named_parameters= or model=")
+    named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
+    settings = settings.with_last_excluded(shapes_of(named))
+    layout = settings.layout_of(named)
+    parts = _divide(settings, layout, named) if settings.is_tensorwise else [(layout, named)]
+    return ServerPlan(settings, named, layout, parts, buffers)
+
+
+def _divide(
+    settings: ServerSettings, whole: Layout, named: Sequence[NamedTensor]
+) -> list[PartPlan]:
+    """Tensors of one server that follow each other, and their layout."""
+    gathered: list[tuple[int, list[NamedTensor]]] = []
+    open_parts: dict[int, list[NamedTensor]] = {}  # by server
+    for segment, tensor in zip(whole.segments, named, strict=True):
+        server = segment["owner"]
+        if server not in open_parts:
+            open_parts[server] = []
+            gathered.append((server, open_parts[server]))
+        open_parts[server].append(tensor)
+        if sum(t.numel() for _, t in open_parts[server]) >= _SMALLEST_PART:
+            del open_parts[server]
+    lacking = set(range(settings.workers, settings.world_size)) - {s for s, _ in gathered}
+    if lacking:
+        raise ValueError(
+            f"the model has too few tensors for {settings.servers} servers: rank {min(lacking)} "
+            "has none"
+        )
+    if len(gathered) > _MOST_PARTS:
+        raise ValueError(
+            f"the model has {len(gathered)} parts, and at most {_MOST_PARTS} can be "
+            f"exchanged one by one; {INSTEAD}"
+        )
+    return [(settings.layout_of(part, owner=server), part) for server, part in gathered]
