@@ -97,6 +97,7 @@ class WorkerPart(Part[WorkerSide]):
         unused_everywhere: The names of the tensors that no worker has a gradient of, in this step.
     """
 
+    @ordinary_tensors()
     def __init__(self, number: int, plan: PartPlan, rank: int, settings: ServerSettings) -> None:
         super().__init__(number, plan)
         self.exchange = WorkerSide(plan[0], rank, self._pull, **settings.of_exchange())
@@ -175,6 +176,7 @@ class WorkerPart(Part[WorkerSide]):
             with _only(optimizer, places):
                 optimizer.step()
 
+    @ordinary_tensors()
     def load_model(self, server: int, message: Bytes) -> int:
         """Takes over the tensors of the message, from the server's `model`. Returns its version.
         Raises ValueError for a message of another size."""
@@ -199,11 +201,11 @@ class WorkerPart(Part[WorkerSide]):
             for name, tensor, _ in self._places
         }
 
+    @ordinary_tensors()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
         """Takes over what `named_model` gave."""
         self._take_over(self._places, [model[place.name] for place in self._places])
 
-    @ordinary_tensors()
     def _take_over(self, places: Sequence[_Place], values: Sequence[torch.Tensor]) -> None:
         for (name, tensor, _), wide in zip(places, values, strict=True):
             tensor.copy_(wide)
