@@ -157,7 +157,8 @@ def train_normalized(path: Path, versions: int, resume: bool, rank: int) -> Norm
         seen.mean = model.mean.tolist()
         torch.save(optimizer.state_dict(), file)
 
-    training.run(versions - optimizer.version, loss_of, note)
+    training.steps = optimizer.version
+    training.run(versions - training.steps, loss_of, note)
     training.close()
     return seen
 
