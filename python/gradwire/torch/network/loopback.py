@@ -89,15 +89,14 @@ class _Ranks:
     def run(self, function: Callable[[int], T]) -> list[T]:
         results: dict[int, T] = {}
         errors: list[BaseException] = []
+        size = self.world_size
 
         def live(rank: int) -> None:
             self._may_run[rank].acquire()
             _here.ranks, _here.rank = self, rank
             torch.set_rng_state(self._draws[rank])
             try:
-                dist.init_process_group(
-                    NAME, store=self.store, rank=rank, world_size=self.world_size
-                )
+                dist.init_process_group(NAME, store=self.store, rank=rank, world_size=size)
                 results[rank] = function(rank)
             except BaseException as error:
                 errors.append(error)
@@ -107,7 +106,7 @@ class _Ranks:
         before = torch.get_rng_state()
         threads = [
             threading.Thread(target=live, args=(rank,), name=f"gradwire-rank-{rank}", daemon=True)
-            for rank in range(self.world_size)
+            for rank in range(size)
         ]
         for thread in threads:
             thread.start()
@@ -117,7 +116,7 @@ class _Ranks:
         torch.set_rng_state(before)
         if errors:
             raise errors[0]
-        return [results[rank] for rank in range(self.world_size)]
+        return [results[rank] for rank in range(size)]
 
     def wait(self, until: Callable[[], object]) -> bool:
         """Lets other ranks run until `until()` holds. Returns False if it never will."""
@@ -265,7 +264,6 @@ class LoopbackGroup(dist.ProcessGroup):
         self._calls = itertools.count()
 
     def make_transport(self, timeout: float) -> tuple[Transport, Store]:
-        """See MakesTransports."""
         number, rank, size = next(self._connections), self.rank(), self.size()
         channels = self._ranks.channels[self._name, number]
         channels.place_of[_here.rank] = rank
@@ -319,9 +317,7 @@ class LoopbackGroup(dist.ProcessGroup):
         _write(output.view(-1), torch.cat([given[0].view(-1) for given in self._gather([tensor])]))
         return _done([output])
 
-    def allgather_into_tensor_coalesced(  # of DTensors
-        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             self.all_gather_single(output, tensor)
         return _done(outputs)
@@ -344,8 +340,7 @@ class LoopbackGroup(dist.ProcessGroup):
 
     def _gather(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         """The tensors of every rank, in the order of ranks."""
-        size = self.size()
-        number = next(self._calls)
+        number, size = next(self._calls), self.size()
         channels = self._ranks.channels[self._name, "collectives"]
         given = channels.given[number]
         given[self.rank()] = [tensor.detach().clone() for tensor in tensors]
