@@ -89,12 +89,14 @@ def test_a_publisher_killed_at_any_moment(tmp_path: Path) -> None:
         assert end_of(child) == signal.SIGKILL
         version = reached(tmp_path)
         assert version >= start
-        moved += version > start
+        moved += version - start
         start = version
     assert moved > 0
     prune(tmp_path, 1)
+    manifests = "".join(path.read_text() for path in tmp_path.glob("v*.json"))
     left = [name for name in os.listdir(tmp_path) if not name.endswith(".json")]
-    assert all(int(name.lstrip(".")[1:7]) > start - 5 for name in left)
+    stray = [name for name in left if name not in manifests]
+    assert all(int(name.lstrip(".")[1:7]) > start for name in stray)
     assert reached(tmp_path) == start
 
 
@@ -185,7 +187,7 @@ def test_a_receiver_killed_while_it_writes_takes_an_anchor(
     subscriber.apply_(target)
     publish(store, 2, 2, anchor_every=2)
 
-    def break_off(self: Target, update: Any) -> None:
+    def break_off(self: Target, update: Any, _: Any = None) -> None:
         self.find(next(iter(update.entries.values()))).values[...] = 1  # type: ignore[union-attr]
         if not in_memory:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -250,6 +252,7 @@ def test_a_damaged_store(how: str, has_anchor: bool) -> None:
             version = receiver.apply_(target).version
         except (DamagedVersionError, StaleBaseError) as error:
             errors.append(str(error))
+            assert not has_anchor or name == "v000005.json"
             assert_same(target, behind)
             assert name.partition(".")[0] in errors[-1] or "no way leads" in errors[-1]
         else:
@@ -267,7 +270,7 @@ def test_a_damaged_store(how: str, has_anchor: bool) -> None:
                 fresh.fetch()
                 fresh.apply_(target := State())
                 assert_same(target, state_of(6))
-    assert right > 0 or not has_anchor
+    assert right > 0 or (how != "flipped" and not has_anchor)
     assert errors or has_anchor
 
 
@@ -357,9 +360,64 @@ def test_an_error_while_it_publishes_leaves_the_chain_whole(tmp_path: Path) -> N
     assert reached(tmp_path) == 2
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"version": "x"}', b"[1]", b'{"version": 99}'])
-def test_a_hint_is_only_a_hint(text: bytes) -> None:
-    store = FaultyFolder()
+def test_a_damaged_full_version_is_never_applied() -> None:
+    whole, drawn, errors = FaultyFolder(), random.Random(0), 0
+    publish(whole, 1, 1)
+    (part,) = [name for name in whole.files if name.endswith(".safetensors")]
+    for _ in range(50):
+        store = FaultyFolder()
+        store.files = dict(whole.files)
+        damage(store, part, "flipped", drawn)
+        try:
+            assert reached(store) == 1
+        except DamagedVersionError:
+            errors += 1
+    assert errors > 40
+
+
+def test_versions_of_two_chains_do_not_mix() -> None:
+    store, other = FaultyFolder(), FaultyFolder()
+    publish(store, 1, 3)
+    publisher = Publisher(other)
+    for version in range(2, 5):
+        publisher.publish(state_of(version))
+    for name in [name for name in store.files if name.startswith("v000003")]:
+        del store.files[name]
+    store.files |= {name: other.files[name] for name in other.files if name.startswith("v000003")}
+    with pytest.raises(DamagedVersionError, match="version 3 does not begin where version 2 ends"):
+        Subscriber(store, version=1).fetch()
+
+
+def test_a_version_that_exists_in_spite_of_an_error_counts() -> None:
+    """As when the answer to a put is lost."""
+
+    class Forgetful(FaultyFolder):
+        def write(self, name: str, pieces: Any, only_new: bool = False) -> None:
+            super().write(name, pieces, only_new)
+            if name == "v000002.json":
+                raise ConnectionResetError(name)
+
+    store = Forgetful()
+    publisher = Publisher(store)
+    publisher.publish(state_of(1))
+    with pytest.raises(ConnectionResetError):
+        publisher.publish(state_of(2))
+    published = publisher.publish(state_of(3))
+    assert published.version == 3
+    assert published.share_changed < 0.05
+    assert reached(store) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "late_lists"),
+    [
+        *((text, 0) for text in (b"", b"{}", b'{"version": "x"}', b"[1]", b'{"version": 99}')),
+        (b'{"version": 1}', 0),
+        (b'{"version": 2}', 10**6),
+    ],
+)
+def test_a_hint_is_only_a_hint(text: bytes, late_lists: int) -> None:
+    store = FaultyFolder(late_lists=late_lists)
     publish(store, 1, 3)
     store.files["newest.json"] = text
     assert reached(store) == 3

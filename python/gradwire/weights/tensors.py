@@ -63,8 +63,6 @@ class View:
             import torch
 
             values = self.values.resolve_conj().resolve_neg().cpu().contiguous()
-            if not values.numel():
-                return np.empty(0, np.uint8)
             # A single element may have any stride.
             return values.as_strided((values.numel(),), (1,)).view(torch.uint8).numpy()
         return np.ascontiguousarray(self.values).reshape(-1).view(np.uint8)
