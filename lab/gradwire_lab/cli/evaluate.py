@@ -17,6 +17,7 @@ from typer import Argument, BadParameter, Option
 
 from gradwire.cli.output import JsonOption, print_json, warn
 from gradwire.errors import UserError
+from gradwire_lab.cli.records import with_record
 from gradwire_lab.evaluate import frontier, inceptionn, qsgd, terngrad, three_lc
 from gradwire_lab.evaluate.arms import RESNETS, Setup
 from gradwire_lab.train.recipes import IMAGES
@@ -30,27 +31,21 @@ _EVALUATIONS = {
 }
 _NAMES_HELP = f"{', '.join(_EVALUATIONS)}. Default: all."
 _OUT_HELP = "Runs, pages and pictures; a run that is there is not repeated."
-_RESNET_HELP = f"{', '.join(RESNETS)}; from resnet20 on with 3LC's 25,600 steps."
 
 
 class EvaluateError(UserError):
     """A folder does not fit the command. The message says why."""
 
 
+@with_record("setup", Setup)
 def evaluate(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=_NAMES_HELP)] = None,
     out: Annotated[Path, Option(metavar="DIR", help=_OUT_HELP)] = Path("evaluation"),
     draw_only: Annotated[
         bool, Option("--draw-only", help="Write the pages from the runs that are there.")
     ] = False,
-    scale: Annotated[
-        float, Option(help="Share of the steps, for a trial.", min=0.0001, max=1.0)
-    ] = 1.0,
-    resnet: Annotated[str, Option(help=_RESNET_HELP)] = RESNETS[0],
-    data: Annotated[str, Option(help=f"{', '.join(IMAGES)}.")] = "fashion-mnist",
-    data_dir: Annotated[Path | None, Option(help="Folder of the images.")] = None,
-    device: Annotated[str, Option(help="cpu, cuda, cuda:K.")] = "cpu",
-    threads: Annotated[int, Option(help="Threads of a training.", min=1, max=256)] = 1,
+    *,
+    setup: Setup,
     as_json: JsonOption = False,
 ) -> None:
     """Repeat the papers' evaluations at a scale that two cores can train, beside their numbers.
@@ -70,10 +65,9 @@ def evaluate(
     for name in chosen:
         if name not in _EVALUATIONS:
             raise BadParameter(f"'{name}' is no evaluation; valid are {', '.join(_EVALUATIONS)}")
-    for value, valid in ((resnet, RESNETS), (data, IMAGES)):
+    for value, valid in ((setup.resnet, RESNETS), (setup.data, IMAGES)):
         if value not in valid:
             raise BadParameter(f"unknown value '{value}'; valid are {', '.join(valid)}")
-    setup = Setup(scale, resnet, data, data_dir, device, threads)
     store = Store(out / f"runs{setup.suffix}", setup)
     arms = [one for name in chosen for one in _EVALUATIONS[name].arms()]
     settings = [one.settings(0, setup) for one in arms]  # raises for what does not go together
@@ -83,7 +77,7 @@ def evaluate(
     else:
         for given in {(one.data, one.data_dir) for one in settings}:
             data_sets.load(*given)
-    run.prepare(TrainSettings(device=device), run.Destinations(plots=out))
+    run.prepare(TrainSettings(device=setup.device), run.Destinations(plots=out))
     console, failed, described = Console(stderr=as_json), 0, []
     try:
         with _stopped_by_sigterm():

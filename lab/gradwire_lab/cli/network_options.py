@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated
 
 from typer import Option
 
@@ -66,27 +63,3 @@ class NetworkOptions:
             servers=servers or 0,
             burst=self.burst,
         )
-
-
-def with_network(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of a network in place of its parameter `network`."""
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        network = NetworkOptions(
-            **{one.name: given.pop(one.name) for one in fields(NetworkOptions)}
-        )
-        command(**given, network=network)
-
-    signature = inspect.signature(command, eval_str=True)
-    types = get_type_hints(NetworkOptions, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.name != "network":
-            parameters.append(parameter)
-            continue
-        for one in fields(NetworkOptions):
-            changes = {"name": one.name, "default": one.default, "annotation": types[one.name]}
-            parameters.append(parameter.replace(**changes))
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run

@@ -23,13 +23,9 @@ from gradwire.cli.output import (
 from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import Schedule
 from gradwire.machine import load_average
-from gradwire_lab.cli.network_options import (
-    EveryOption,
-    NetworkOptions,
-    ServersOption,
-    with_network,
-)
+from gradwire_lab.cli.network_options import EveryOption, NetworkOptions, ServersOption
 from gradwire_lab.cli.quantities import parse_count, parse_seconds
+from gradwire_lab.cli.records import with_record
 from gradwire_lab.plan.advise import (
     Plan,
     check_exchanges,
@@ -66,7 +62,7 @@ _FRAGMENTS_HELP = "With --every: parts of the model, whose exchanges take turns 
 _DELAY_HELP = "With --every: steps that an exchange may take while the next ones compute."
 
 
-@with_network
+@with_record("network", NetworkOptions)
 def plan(
     context: Context,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,

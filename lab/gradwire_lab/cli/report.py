@@ -52,13 +52,12 @@ def report(
 
 
 def _described(task: Task) -> dict[str, Any]:
-    series = [_numbers(one) for one in task.series]
     return {
         "model": task.model,
         "data": task.data,
         "metric": task.metric.name,
         "times": task.times,
-        "series": series,
+        "series": [_numbers(one) for one in task.series],
     }
 
 

@@ -22,14 +22,10 @@ from gradwire.cli.output import (
 )
 from gradwire.errors import RECOMMENDED
 from gradwire_lab.bench_data import load_data
-from gradwire_lab.cli.network_options import (
-    EveryOption,
-    NetworkOptions,
-    ServersOption,
-    with_network,
-)
+from gradwire_lab.cli.network_options import EveryOption, NetworkOptions, ServersOption
 from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
+from gradwire_lab.cli.records import with_record
 from gradwire_lab.plan.advise import check_servers
 from gradwire_lab.plan.assumed import measure_speed
 from gradwire_lab.plan.predict import LayerBucket, cut_buckets, join
@@ -50,7 +46,7 @@ _DATA_HELP = "Gradients, as `gradwire bench` takes them: recorded, synthetic, a 
 _MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system has free."
 
 
-@with_network
+@with_record("network", NetworkOptions)
 def simulate(
     ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
     codec: Annotated[

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from gradwire_lab.train.options import from_options
 from gradwire_lab.train.recipes import IMAGES, MODELS
@@ -38,15 +40,18 @@ _NEEDED = ("model", "exchange", "every", "steps")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a call can change. scale: so many of the steps. resnet: the model of the task resnet8.
-    data: of the tasks with images."""
+    """What a call can change: options of the command."""
 
-    scale: float = 1.0
-    resnet: str = _RESNET
-    data: str = IMAGES[0]
-    data_dir: Path | None = None
-    device: str = "cpu"
-    threads: int = 1
+    scale: Annotated[
+        float, Option(help="Share of the steps, for a trial.", min=0.0001, max=1.0)
+    ] = 1.0
+    resnet: Annotated[
+        str, Option(help=f"{', '.join(RESNETS)}; from resnet20 on with 3LC's 25,600 steps.")
+    ] = _RESNET
+    data: Annotated[str, Option(help=f"{', '.join(IMAGES)}.")] = IMAGES[0]
+    data_dir: Annotated[Path | None, Option(help="Folder of the images.")] = None
+    device: Annotated[str, Option(help="cpu, cuda, cuda:K.")] = "cpu"
+    threads: Annotated[int, Option(help="Threads of a training.", min=1, max=256)] = 1
 
     @property
     def suffix(self) -> str:

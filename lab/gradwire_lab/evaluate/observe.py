@@ -125,17 +125,14 @@ def _try(codec: str, values: Values, step: int) -> dict[str, Any]:
     described = gradwire.inspect(frame)
     square = float(np.square(values, dtype=np.float64).sum())
     error = float(np.square(values - decoded, dtype=np.float64).sum())
-    tried = {
+    tried: dict[str, Any] = {
         "density": _short(np.count_nonzero(decoded) / values.size),
         "error": _short(error / square if square else 0.0),
         "bits": _short(8 * described["payload_bytes"] / values.size),
     }
-    shares = described.get("class_shares")
-    return (
-        tried
-        if shares is None
-        else tried | {"class_shares": {k: _short(v) for k, v in shares.items()}}
-    )
+    if (shares := described.get("class_shares")) is not None:
+        tried["class_shares"] = {name: _short(share) for name, share in shares.items()}
+    return tried
 
 
 def _histograms(codec: str, workers: list[Values], step: int) -> dict[str, list[float]]:

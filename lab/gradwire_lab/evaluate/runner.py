@@ -36,11 +36,9 @@ def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[Line], list[str
     results: dict[Arm, dict[int, RunResult]] = {}
     observed, lines, unusable = {}, [], []
     for run in runs_of(arms):
-        try:
-            line = store.read(run)
-        except ValueError as error:
-            unusable.append(f"{store.path(run)}, {run.name}: {error}")
-            continue
+        line, problem = _look(run, store)
+        if problem:
+            unusable.append(f"{store.path(run)}, {run.name}: {problem}")
         if line is not None:
             results.setdefault(run.arm, {})[run.seed] = line.result
             lines.append(line)
@@ -55,7 +53,7 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
     the number of runs that could not be made; their errors are printed."""
     store.folder.mkdir(parents=True, exist_ok=True)
     wanted, failed = runs_of(arms), 0
-    pending = [run for run in wanted if not _can_be_read(run, store)]
+    pending = [run for run in wanted if _look(run, store)[0] is None]
     say(console, f"{len(wanted) - len(pending)} of {len(wanted)} runs are there")
     while pending:
         elsewhere = []
@@ -66,7 +64,7 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
                 elif not _is_there(run, store, console):
                     left = len(pending) - place + len(elsewhere) - 1
                     failed += not _train(run, store, console, left)
-        pending = [run for run in elsewhere if not _can_be_read(run, store)]
+        pending = [run for run in elsewhere if _look(run, store)[0] is None]
         if pending:
             time.sleep(_POLL_SECONDS)
     return failed
@@ -74,23 +72,23 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
 
 def count_missing(arms: Sequence[Arm], store: Store) -> int:
     """The runs that are not there, or not in a line that can be used."""
-    return len({run.title for run in runs_of(arms) if not _can_be_read(run, store)})
+    return len({run.title for run in runs_of(arms) if _look(run, store)[0] is None})
 
 
-def _can_be_read(run: ArmRun, store: Store) -> bool:
+def _look(run: ArmRun, store: Store) -> tuple[Line | None, str]:
+    """The line of a run, or why it cannot be used."""
     try:
-        return store.read(run) is not None
-    except ValueError:
-        return False
+        return store.read(run), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _is_there(run: ArmRun, store: Store, console: Console) -> bool:
-    try:
-        return store.read(run) is not None
-    except ValueError as error:
-        line = f"cannot be used ({error}); it stays, and the run is made again"
-        say(console, f"{store.path(run)}, {run.name} {line}")
-        return False
+    line, problem = _look(run, store)
+    if problem:
+        text = f"cannot be used ({problem}); it stays, and the run is made again"
+        say(console, f"{store.path(run)}, {run.name} {text}")
+    return line is not None
 
 
 def _train(run: ArmRun, store: Store, console: Console, left: int) -> bool:
