@@ -98,14 +98,15 @@ def plan(
     """
     # Wrong options are found before anything is measured.
     _check_source(context, profile, model, values, compute)
-    for text in codec or ():
+    codecs, exchanges = codec or (), exchange or ()
+    for text in codecs:
         check_codec(text)
     count = None if values is None else parse_count(values, "--values")
     seconds = None if compute is None else parse_seconds(compute, "--compute")
     if ranks is not None:
         check_rank_count(ranks)
-    check_servers(servers or 0, exchange or (), every)
-    check_exchanges(codec or (), exchange or ())
+    check_servers(servers or 0, exchanges, every)
+    check_exchanges(codecs, exchanges)
     schedule = _schedule(every, fragments, delay)
     if network.bandwidth is not None:
         network.cluster(ranks or workers or 2, servers)
@@ -116,17 +117,17 @@ def plan(
     elif count is not None:
         assert seconds is not None
         _warn_if_busy()
-        measured = assume_profile(count, seconds, codec or CODECS)
+        measured = assume_profile(count, seconds, codecs or CODECS)
     else:
         assert model is not None
-        measured = _measure(model, workers or ranks or 2, codec or CODECS, profile_steps)
+        measured = _measure(model, workers or ranks or 2, codecs or CODECS, profile_steps)
     if profile_out is not None:
         measured.write(profile_out)
         if network.bandwidth is None:
             say(f"wrote {profile_out}")
             return
     cluster = network.cluster(ranks or measured.workers, servers)
-    made = make_plan(measured, cluster, codec or (), exchange or (), schedule=schedule)
+    made = make_plan(measured, cluster, codecs, exchanges, schedule=schedule)
     if as_json:
         print_json(_document(measured, cluster, made))
     else:

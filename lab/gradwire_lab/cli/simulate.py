@@ -88,15 +88,11 @@ def simulate(
         raise BadParameter(
             f"{codec_time} is not valid; valid are {_MEASURED}, {_NONE}", param_hint="--codec-time"
         )
-    model = None if profile is None else read_profile(profile)
     check_servers(servers or 0, [exchange], every)
     if exchange not in SERVED:
         _check_exchange(exchange)
-    if model is not None:
-        buckets = cut_buckets(model)
-    else:
-        layer = Layer("values", (parse_count(values or "", "--values"), 1), 0.0)
-        buckets = [LayerBucket((layer,), 0.0)]
+    model = _model_of(values) if profile is None else read_profile(profile)
+    buckets = cut_buckets(model)
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
     limit = None if memory is None else parse_count(memory, "--memory")
@@ -109,21 +105,21 @@ def simulate(
     with ProgressOfSteps(len(clusters) * steps, is_shown=not as_json) as progress:
         for cluster in clusters:
             progress.begin(f"{cluster.ranks} ranks")
-            row = run(
+            simulated = run(
                 cluster,
                 codec,
                 exchange,
                 buckets,
                 gradients.period,
                 cost=speed,
-                message_seconds=0.0 if model is None else model.transport.message_seconds,
-                pause=0.0 if model is None else _pause(model, every),
+                message_seconds=model.transport.message_seconds,
+                pause=_pause(model, every),
                 steps=steps,
                 memory=limit,
                 seed=seed,
                 on_step=progress.end_step,
             )
-            rows.append(row)
+            rows.append(simulated)
     whole = [_step_seconds(model, row, buckets, every) for row in rows]
     if as_json:
         document = {
@@ -144,6 +140,12 @@ def simulate(
         _print(rows, whole, every)
 
 
+def _model_of(values: str | None) -> Profile:
+    """One tensor of so many values, which takes no time."""
+    count = parse_count(values or "", "--values")
+    return Profile("values", 1, 0.0, 0.0, (Layer("values", (count, 1), 0.0),), codecs={})
+
+
 def _check_exchange(text: str) -> None:
     try:
         gradwire.parse_exchange(text)
@@ -157,19 +159,16 @@ def _parse_ranks(text: str) -> list[int]:
     return [int(count) for count in text.split(",")]
 
 
-def _speed_of(
-    model: Profile | None, codec_time: str
-) -> Callable[[str], tuple[float, float]] | None:
+def _speed_of(model: Profile, codec_time: str) -> Callable[[str], tuple[float, float]] | None:
     """Seconds a value of encode and decode: of the profile, else measured here."""
     if codec_time == _NONE:
         return None
 
     def speed(codec: str) -> tuple[float, float]:
-        if model is not None and codec in model.codecs:
-            known = model.codecs[codec]
-            return known.encode_seconds, known.decode_seconds
-        measured = measure_speed(codec, _BENCH_VALUES, _BENCH_SECONDS, load_data("auto", 0))
-        return measured.encode_seconds, measured.decode_seconds
+        known = model.codecs.get(codec)
+        if known is None:
+            known = measure_speed(codec, _BENCH_VALUES, _BENCH_SECONDS, load_data("auto", 0))
+        return known.encode_seconds, known.decode_seconds
 
     return speed
 
@@ -179,15 +178,10 @@ def _pause(model: Profile, every: int) -> float:
     return model.rest_seconds + (every - 1) * model.compute_seconds
 
 
-def _step_seconds(
-    model: Profile | None, row: Simulated, buckets: list[LayerBucket], every: int
-) -> float:
+def _step_seconds(model: Profile, row: Simulated, buckets: list[LayerBucket], every: int) -> float:
     """The mean of `every` steps, one of which exchanges."""
     if every > 1:
-        compute = 0.0 if model is None else model.compute_seconds
-        return compute + (row.seconds - buckets[-1].ready) / every
-    if model is None:
-        return row.seconds
+        return model.compute_seconds + (row.seconds - buckets[-1].ready) / every
     backward_end = model.forward_seconds + model.backward_seconds
     return max(row.seconds, backward_end) + model.rest_seconds
 

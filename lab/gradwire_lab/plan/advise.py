@@ -59,16 +59,12 @@ class Plan:
                 f"do not compress: a step of DDP takes {show_time(before.seconds)}, of which "
                 f"{show_time(before.exposed_seconds)} wait for the network; {others}"
             )
-        differs = (
-            ""
-            if chosen.every == 1
-            else "; local steps train in another way than DDP, so look at the accuracy, too"
-        )
+        differs = "; local steps train in another way than DDP, so look at the accuracy, too"
         return (
             f"take codec {chosen.codec} with exchange {self._way(chosen)}: "
             f"{show_time(chosen.seconds)} a step instead of {show_time(before.seconds)} with DDP "
             f"({before.seconds / chosen.seconds:.2f} times as fast; "
-            f"{show_time(self.compute_seconds)} without any exchange){differs}"
+            f"{show_time(self.compute_seconds)} without any exchange){differs * (chosen.every > 1)}"
         )
 
     def _way(self, prediction: Prediction) -> str:
