@@ -15,8 +15,9 @@ from types import ModuleType
 
 import gradwire
 import gradwire.torch
+import gradwire.weights
 
-PAGES = {"python": gradwire, "torch": gradwire.torch}
+PAGES = {"python": gradwire, "torch": gradwire.torch, "weights": gradwire.weights}
 
 
 def missing_in(page: str, module: ModuleType) -> list[str]:
