@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
     from gradwire.torch.network import loopback
     from gradwire.torch.network.sealed_store import host_store
+    from gradwire.torch.optimizers.diloco import DiLoCo
     from gradwire.torch.optimizers.local_rules import outer_nesterov, sparse_loco
     from gradwire.torch.optimizers.local_stats import LocalStats
     from gradwire.torch.optimizers.local_steps import LocalSteps
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Compressed",
     "Compression",
+    "DiLoCo",
     "Execution",
     "FullyShardComm",
     "GradwireState",
@@ -88,6 +90,7 @@ _HOMES = {
     "gradwire.torch.fsdp.fully_shard_comm": ("FullyShardComm",),
     "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
     "gradwire.torch.network.sealed_store": ("host_store",),
+    "gradwire.torch.optimizers.diloco": ("DiLoCo",),
     "gradwire.torch.optimizers.local_rules": ("outer_nesterov", "sparse_loco"),
     "gradwire.torch.optimizers.local_stats": ("LocalStats",),
     "gradwire.torch.optimizers.local_steps": ("LocalSteps",),

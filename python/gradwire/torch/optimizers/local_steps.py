@@ -18,7 +18,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -191,16 +191,38 @@ class LocalSteps(WrappingOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
-        averaging = self._averaging
-        self._check()
-        for fragment in averaging.fragments:
-            fragment.check_outer()
-        if averaging.betas:
-            check_momentum(self._optimizer, averaging.betas)
-            self._check_unedited()
+        self._begin_step()
         scale, not_finite = self._scaler_says()
-        before = averaging.copy_parameters()
+        before = self._averaging.copy_parameters()
         loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
+        self._end_step(before, not_finite)
+        return loss
+
+    def _let_user_step(self) -> None:
+        """From now on the user steps the wrapped optimizer, between `_begin_step` and `_end_step`,
+        as in DiLoCo."""
+        self._own_use.end()
+
+    def _begin_step(self) -> None:
+        """Raises the errors of `step`."""
+        self._check()
+        for fragment in self._averaging.fragments:
+            fragment.check_outer()
+        if self._averaging.betas:
+            check_momentum(self._optimizer, self._averaging.betas)
+            self._check_unedited()
+
+    def _end_step(
+        self, before: Sequence[Sequence[torch.Tensor]] | None = None, not_finite: bool = False
+    ) -> None:
+        """Exchanges what is due.
+
+        Args:
+            before: Of Averaging.copy_parameters, for late momentum.
+            not_finite: A GradScaler left the step out.
+        """
+        averaging = self._averaging
+        before = before or [[] for _ in averaging.fragments]
         averaging.count_step(before, has_gradients=not not_finite)
         self._left_out += not_finite
         self._own_steps += 1
@@ -208,7 +230,6 @@ class LocalSteps(WrappingOptimizer):
         self._replica.shared.note_values()
         if averaging.arrived.step >= 0:
             self._log(averaging.steps - 1)
-        return loss
 
     def _check(self) -> None:
         self._peers.check()

@@ -1,0 +1,128 @@
+"""DiLoCo as torchft names it, against the algorithm as its paper gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from frozen import Distances, loss
+from gradwire.torch import DiLoCo, LocalSteps, Schedule, loopback
+from test_optimizer_list import muon_and_adamw
+
+EVERY, STEPS = 4, 16
+
+
+def outer_of(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+
+
+def train_by_hand(rank: int) -> list[torch.Tensor]:
+    """Algorithm 1 of arXiv:2311.08105, with PyTorch's all-reduce."""
+    model, whole = Distances(), Distances()
+    inner, outer = AdamW(model.parameters(), lr=2e-3), outer_of(whole)
+    for step in range(STEPS):
+        inner.zero_grad()
+        loss(model, rank, step).backward()
+        inner.step()
+        if (step + 1) % EVERY:
+            continue
+        for own, shared in zip(model.parameters(), whole.parameters(), strict=True):
+            change = (shared - own).detach()
+            dist.all_reduce(change)
+            shared.grad = change / dist.get_world_size()
+        outer.step()
+        model.load_state_dict(whole.state_dict())
+    return [p.detach() for p in model.parameters()]
+
+
+def train(rank: int, **options: Any) -> list[torch.Tensor]:
+    model = Distances()
+    inner = AdamW(model.parameters(), lr=2e-3)
+    with DiLoCo(model, inner, outer_of(model), sync_every=EVERY, **options) as diloco:
+        for step in range(STEPS):
+            inner.zero_grad()
+            loss(model, rank, step).backward()
+            inner.step()
+    assert diloco.stats().local_steps == STEPS
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_it_is_the_algorithm_of_the_paper() -> None:
+    for ours, theirs in zip(loopback.run(2, train), loopback.run(2, train_by_hand), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "topk2bit"])
+def test_it_is_local_steps_under_other_names(codec: str) -> None:
+    options = {"fragments": 2, "fragment_sync_delay": 1, "fragment_update_alpha": 0.25}
+
+    def wrapped(rank: int) -> list[torch.Tensor]:
+        model = Distances()
+        optimizer = LocalSteps(
+            AdamW(model.parameters(), lr=2e-3),
+            model,
+            codec,
+            outer=outer_of(model),
+            schedule=Schedule(EVERY, fragments=2, delay=1, mix=0.25),
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss(model, rank, step).backward()
+            optimizer.step()
+        optimizer.synchronize()
+        optimizer.close()
+        return [p.detach().clone() for p in model.parameters()]
+
+    here = loopback.run(2, lambda rank: train(rank, codec=codec, **options))
+    there = loopback.run(2, wrapped)
+    for ours, theirs in zip(here, there, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_several_inner_optimizers() -> None:
+    def job(rank: int) -> tuple[list[torch.Tensor], int]:
+        model = Distances()
+        parts = muon_and_adamw(model)
+        with DiLoCo(model, parts, outer_of(model), sync_every=2) as diloco:
+            for step in range(4):
+                loss(model, rank, step).backward()
+                for part in parts:
+                    part.step()
+                model.zero_grad()
+            exchanges = diloco.stats().exchanges.steps
+        return [p.detach().clone() for p in model.parameters()], exchanges
+
+    (first, exchanges), (second, _) = loopback.run(2, job)
+    assert all(map(torch.equal, first, second))
+    assert exchanges == 2
+
+
+def test_an_error_inside_is_the_error_outside() -> None:
+    def job(rank: int) -> None:
+        model = Distances()
+        inner = SGD(model.parameters(), lr=0.1)
+        with DiLoCo(model, inner, outer_of(model), sync_every=2):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        loopback.run(2, job)
+
+
+def test_after_it_the_inner_optimizer_steps_alone() -> None:
+    def job(rank: int) -> bool:
+        model = Distances()
+        inner = SGD(model.parameters(), lr=0.1)
+        with DiLoCo(model, inner, outer_of(model), sync_every=1):
+            pass
+        loss(model, rank, 0).backward()
+        before = model.last.bias.detach().clone()
+        inner.step()  # the ranks' gradients differ, and nothing averages them
+        return torch.equal(before, model.last.bias)
+
+    assert loopback.run(2, job) == [False, False]
