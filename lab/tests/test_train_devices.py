@@ -39,8 +39,10 @@ def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["terngrad", "server", "sharded-optimizer"])
 def test_every_exchange_goes_with_a_gpu(exchange: str) -> None:
-    codec = {"codecs": ("terngrad",)} if exchange == "terngrad" else {}
-    checks.check(replace(CUDA, exchange=exchange, **codec))
+    settings = replace(CUDA, exchange=exchange)
+    if exchange == "terngrad":
+        settings = replace(settings, codecs=("terngrad",))
+    checks.check(settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -53,11 +53,11 @@ class ArrayTensor(torch.Tensor):
         """As an identity: on a device it is no place in the host's memory."""
         return self.array.data_ptr()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"ArrayTensor({self.array})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] # PyTorch's annotation lacks `func`
         cls, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
         return _run(func, args, kwargs or {})
@@ -139,7 +139,7 @@ class ArrayGroup(dist.ProcessGroup):
     """Ranks that send each other tensors of the device alone, as NCCL does with those of GPUs."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg] # that of a group in Python
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def _run(self, name: str, *given: Any) -> Any:

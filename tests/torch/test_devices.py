@@ -26,7 +26,7 @@ from torch.optim import SGD
 import array_device
 from array_device import DEVICE, counts
 from cluster import Cluster
-from frozen import INPUTS, Distances, integers
+from frozen import INPUTS, Distances
 from gradwire.torch import (
     GradwireState,
     LocalSteps,
@@ -36,7 +36,7 @@ from gradwire.torch import (
     outer_nesterov,
     staging,
 )
-from ways import WAYS, build
+from ways import WAYS, build, integers
 
 THREE_LC = "3lc:s=1.00,coder=rice"
 IN_STEP = [  # these exchange in a rank's own thread, and can be ranks of one process
@@ -382,9 +382,8 @@ class Stream:
 class Streams:
     """A module of a device, as torch.cuda is one."""
 
-    Stream = Stream
-
     def __init__(self) -> None:
+        self.Stream = Stream
         self.main, self._here = Stream(), threading.local()
 
     def current_stream(self, device: Any = None) -> Stream:
@@ -437,7 +436,12 @@ def test_a_copy_begins_after_the_work_that_makes_the_values() -> None:
     values = torch.zeros(1000)
     with slow_device() as streams:
         stage = staging.CopyStage(torch.device("cuda:0"))
-        streams.main.enqueue(lambda: (time.sleep(0.05), values.fill_(3.0)))
+
+        def fill() -> None:
+            time.sleep(0.05)
+            values.fill_(3.0)
+
+        streams.main.enqueue(fill)
         fetched = stage.fetch(values)
         with stage.on_host(values, fetched) as host:
             assert host.eq(3.0).all()

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, Muon, Optimizer
 
-from frozen import INPUTS, Distances, integers, loss
+from frozen import INPUTS, Distances, loss
 from gradwire.torch import LocalSteps, compress, loopback
 from gradwire.torch.optimizer_list import OptimizerList
+from ways import integers
 
 RAW = "raw"
 Make = Callable[[nn.Module], list[Optimizer]]
@@ -157,7 +158,7 @@ def test_compress_takes_a_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def shared(model: nn.Module) -> list[Optimizer]:
-    return [SGD(model.parameters(), lr=1), SGD([model.last.bias], lr=1)]
+    return [SGD(model.parameters(), lr=1), SGD(list(model.children())[-1].parameters(), lr=1)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def shared(model: nn.Module) -> list[Optimizer]:
         (shared, ValueError, "the SGD and an optimizer before it in the list step the same"),
         (lambda m: [SGD(m.parameters(), lr=1), m], TypeError, "the first is a Distances"),
         (
-            lambda m: [SGD([m.last.bias], lr=1), LBFGS([m.last.weight])],
+            lambda m: [SGD(list(m.first.parameters()), lr=1), LBFGS(m.last.parameters())],
             ValueError,
             "LBFGS computes gradients in its step",
         ),

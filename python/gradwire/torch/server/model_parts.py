@@ -54,7 +54,6 @@ class Part(Generic[Exchange]):
     exchange: Exchange
     own: list[_Place]
 
-    @ordinary_tensors()
     def __init__(self, number: int, plan: PartPlan) -> None:
         self.number = number
         layout, named = plan
