@@ -38,7 +38,7 @@ class ArrayTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, array: torch.Tensor) -> ArrayTensor:
-        made: ArrayTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ArrayTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             array.size(),
             strides=array.stride(),
