@@ -21,8 +21,10 @@ if(GRADWIRE_HARDENED AND NOT GRADWIRE_SANITIZE)
   target_compile_options(gradwire_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX,C>:-fstack-protector-strong;-D_GLIBCXX_ASSERTIONS>
     $<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=3>)
-  set(gradwire_link_options LINKER:-z,relro,-z,now,-z,noexecstack)
-  target_link_options(gradwire_options INTERFACE ${gradwire_link_options})
+  if(NOT APPLE) # whose linker has no such options
+    set(gradwire_link_options LINKER:-z,relro,-z,now,-z,noexecstack)
+    target_link_options(gradwire_options INTERFACE ${gradwire_link_options})
+  endif()
 endif()
 
 if(GRADWIRE_SANITIZE STREQUAL "address")

@@ -6,19 +6,29 @@ include(GNUInstallDirs)
 # Until 1.0 each minor version may change the interface of the library.
 set(gradwire_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
+# What the linkers call a library's own folder, and the C++ library that compilers bring.
+set(own_folder "$ORIGIN")
+set(cxx_library stdc++)
+if(APPLE)
+  set(own_folder "@loader_path")
+  set(cxx_library c++)
+endif()
+
 # gradwire_shared_library(target name): makes the target lib<name>.so, which has a version and exports
-# only the symbols of gradwire.map.
+# only the symbols of gradwire.map. On macOS it exports what the compiler has not hidden.
 function(gradwire_shared_library target name)
-  set(symbol_map ${PROJECT_BINARY_DIR}/gradwire.map)
-  configure_file(${PROJECT_SOURCE_DIR}/cmake/gradwire.map.in ${symbol_map} @ONLY)
-  target_link_options(${target} PRIVATE
-    LINKER:--version-script=${symbol_map} ${gradwire_link_options})
-  if(NOT GRADWIRE_SANITIZE)
-    target_link_options(${target} PRIVATE LINKER:--no-undefined)
+  if(NOT APPLE)
+    set(symbol_map ${PROJECT_BINARY_DIR}/gradwire.map)
+    configure_file(${PROJECT_SOURCE_DIR}/cmake/gradwire.map.in ${symbol_map} @ONLY)
+    set_target_properties(${target} PROPERTIES LINK_DEPENDS ${symbol_map})
+    target_link_options(${target} PRIVATE
+      LINKER:--version-script=${symbol_map} ${gradwire_link_options})
+    if(NOT GRADWIRE_SANITIZE)
+      target_link_options(${target} PRIVATE LINKER:--no-undefined)
+    endif()
   endif()
   set_target_properties(${target} PROPERTIES
     LINKER_LANGUAGE CXX
-    LINK_DEPENDS ${symbol_map}
     VERSION ${PROJECT_VERSION}
     SOVERSION ${gradwire_soversion}
     OUTPUT_NAME ${name}
@@ -66,7 +76,7 @@ function(gradwire_install_part part)
     target_link_libraries(${installed} PUBLIC gradwire_shared ${ARGN})
     gradwire_shared_library(${installed} gradwire_${part})
     # libgradwire.so is in the same folder.
-    set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part} INSTALL_RPATH "$ORIGIN")
+    set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part} INSTALL_RPATH "${own_folder}")
   endif()
   install(TARGETS ${installed} EXPORT gradwire_${part}_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -93,7 +103,7 @@ file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_IN
 # A C compiler that links the static library needs the libraries of C++ and Highway too.
 set(pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
-  set(pc_libs " -lhwy -lstdc++ -lm -pthread")
+  set(pc_libs " -lhwy -l${cxx_library} -lm -pthread")
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/gradwire.pc.in ${PROJECT_BINARY_DIR}/gradwire.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gradwire.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

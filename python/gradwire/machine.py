@@ -17,7 +17,7 @@ def describe_machine() -> dict[str, Any]:
     """CPU model, cores this process may use, caches of core 0, memory in bytes, system."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": _count_cores(),
         "caches": _caches(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
@@ -52,6 +52,12 @@ def find_checkout() -> Path | None:
             if (parent / "src" / "codecs" / "codecs.def").is_file():
                 return parent
     return None
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS binds no process to cores
 
 
 def _cpu_model() -> str:

@@ -79,7 +79,7 @@ class Trials {
       const double sum = double{x_[i]} + double{left_[i]};
       encoded += sum * sum;
     }
-    payload_.resize(std::max(payload_.size(), codec.max_payload_size(x_.size())));
+    payload_.resize(std::max<size_t>(payload_.size(), codec.max_payload_size(x_.size())));
     // The draws need not be those of the step: any draws show how large the error is.
     const Result<uint64_t> size =
         codec.encode(x_, ResidualView(left_), DrawContext(), payload_, execution_);

@@ -96,3 +96,24 @@ def test_every_hint_names_an_extra() -> None:
     ours = {f".[{extra}]" for extra in PROJECT["project"]["optional-dependencies"]}
     of_lab = {f"./lab[{extra}]" for extra in LAB["project"]["optional-dependencies"]}
     assert named == (ours - {".[dev]"}) | of_lab
+
+
+def test_the_core_includes_headers_that_macos_has() -> None:
+    known = {"fnmatch.h", "sys/mman.h", "sys/types.h", "unistd.h", "xmmintrin.h"}
+    folders = [ROOT / "include", *(ROOT / "src").iterdir(), ROOT / "python" / "src"]
+    paths = [
+        path
+        for folder in folders
+        if folder.name not in ("cuda", "engines")
+        for path in folder.rglob("*.[ch]*")
+        if "cuda" not in path.name
+    ]
+    assert len(paths) > 100
+    found = {
+        name
+        for path in paths
+        for name in re.findall(r"^#\s*include <([\w/]+\.h)>", path.read_text("utf-8"), re.M)
+    }
+    of_others = re.compile(r"(?:hwy|nanobind|gradwire)/|(?:xxhash|Python|mpi)\.h")
+    of_c = re.compile(r"(?:std\w+|string|math|float|errno|limits)\.h")
+    assert {name for name in found if not (of_others.match(name) or of_c.match(name))} <= known
