@@ -22,7 +22,8 @@ PAGES = ROOT / "build" / "site" / "pages"
 REFERENCE = "docs/reference"
 
 GATHERED = (
-    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "rtl/README.md"),
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "VERSIONING.md"),
+    "rtl/README.md",
     *("docs/*.md", "docs/*/*.md", "docs/results/evaluation/*.md", "spec/*.md"),
     "src/codecs/*/spec.md",
 )

@@ -98,6 +98,29 @@ def test_every_hint_names_an_extra() -> None:
     assert named == (ours - {".[dev]"}) | of_lab
 
 
+def test_the_citation_has_the_version_and_the_date_of_the_release() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    cited = dict(line.split(": ", 1) for line in lines if re.match(r"[a-z-]+: ", line))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    head = re.search(rf"^## {re.escape(VERSION)} \((.*)\)$", changelog, re.MULTILINE)
+    assert head is not None
+    released = head.group(1) if re.fullmatch(r"\d{4}-\d\d-\d\d", head.group(1)) else None
+    assert cited["version"] == VERSION
+    assert cited.get("date-released") == released
+    assert cited["license"] == PROJECT["project"]["license"]
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title"} <= cited.keys()
+    assert "authors:" in lines
+
+
+def test_what_the_page_of_versions_names_exists() -> None:
+    page = (ROOT / "VERSIONING.md").read_text(encoding="utf-8")
+    assert len(page.split()) <= 250
+    named = re.findall(r"`((?:include|lab|man|scripts|src|tests)/[^`]*)`", page)
+    assert len(named) > 5
+    assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
 def test_the_core_includes_headers_that_macos_has() -> None:
     known = {"fnmatch.h", "sys/mman.h", "sys/types.h", "unistd.h", "xmmintrin.h"}
     folders = [ROOT / "include", *(ROOT / "src").iterdir(), ROOT / "python" / "src"]
