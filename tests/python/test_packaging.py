@@ -121,6 +121,44 @@ def test_what_the_page_of_versions_names_exists() -> None:
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
+def steps_of_the_container() -> list[tuple[str, str]]:
+    """(instruction, its words) of the Containerfile; continued lines are joined."""
+    text = (ROOT / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_container_starts_from_one_version_of_debian() -> None:
+    bases = {rest.split()[0] for word, rest in steps_of_the_container() if word == "FROM"}
+    assert len(bases) == 1
+    assert re.fullmatch(r"docker\.io/library/debian:\d+\.\d+-slim", bases.pop())
+
+
+def test_the_container_copies_what_a_build_reads() -> None:
+    copies = [rest.split() for word, rest in steps_of_the_container() if word == "COPY"]
+    sources = {path for words in copies if "--from=build" not in words for path in words[:-1]}
+    assert [path for path in sources if not (ROOT / path).exists()] == []
+    read = {path.strip("/") for path in PROJECT["tool"]["scikit-build"]["sdist"]["include"]}
+    assert read - {"third_party"} <= sources
+
+
+def test_the_container_has_the_torch_of_the_constraints() -> None:
+    runs = [rest for word, rest in steps_of_the_container() if word == "RUN"]
+    (install,) = (run.split() for run in runs if re.search(r"\btorch\b", run))
+    constraints = install[install.index("--constraint") + 1]
+    assert re.search(r"^torch==[\d.]+$", (ROOT / constraints).read_text(encoding="utf-8"), re.M)
+    assert install[install.index("--extra-index-url") + 1].endswith("/whl/cpu")
+    assert [word for word in install if word.startswith("torch")] == ["torch"]
+
+
+def test_the_container_runs_as_a_user_without_rights() -> None:
+    steps = steps_of_the_container()
+    after_last_base = steps[max(i for i, (word, _) in enumerate(steps) if word == "FROM") :]
+    users = [rest for word, rest in after_last_base if word == "USER"]
+    assert users
+    assert int(users[-1]) > 0
+
+
 def test_the_core_includes_headers_that_macos_has() -> None:
     known = {"fnmatch.h", "sys/mman.h", "sys/types.h", "unistd.h", "xmmintrin.h"}
     folders = [ROOT / "include", *(ROOT / "src").iterdir(), ROOT / "python" / "src"]
