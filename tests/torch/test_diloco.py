@@ -126,3 +126,71 @@ def test_after_it_the_inner_optimizer_steps_alone() -> None:
         return torch.equal(before, model.last.bias)
 
     assert loopback.run(2, job) == [False, False]
+
+
+def test_a_step_outside_is_refused() -> None:
+    def job(rank: int) -> None:
+        model = Distances()
+        inner = SGD(model.parameters(), lr=0.1)
+        diloco = DiLoCo(model, inner, outer_of(model), sync_every=2)
+        loss(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match="SGD was stepped outside of the DiLoCo"):
+            inner.step()
+        del diloco
+        inner.step()  # nothing would exchange it
+
+    loopback.run(2, job)
+
+
+def test_it_is_entered_once() -> None:
+    def job(rank: int) -> None:
+        model = Distances()
+        diloco = DiLoCo(model, SGD(model.parameters(), lr=0.1), outer_of(model), sync_every=2)
+        with diloco, pytest.raises(RuntimeError, match="was entered before"):
+            diloco.__enter__()
+        with pytest.raises(RuntimeError, match="was entered before"), diloco:
+            pass
+
+    loopback.run(2, job)
+
+
+def test_the_order_of_several_does_not_matter() -> None:
+    def job(rank: int, places: tuple[int, int]) -> list[torch.Tensor]:
+        model = Distances()
+        parts = muon_and_adamw(model)
+        with DiLoCo(model, parts, outer_of(model), sync_every=1) as diloco:
+            for step in range(3):
+                loss(model, rank, step).backward()
+                for place in places:
+                    parts[place].step()
+                model.zero_grad()
+            assert diloco.local_steps == diloco.stats().exchanges.steps == 3
+        return [p.detach().clone() for p in model.parameters()]
+
+    first, second = loopback.run(2, lambda rank: job(rank, (1, 0)))
+    usual, _ = loopback.run(2, lambda rank: job(rank, (0, 1)))
+    for one, other, third in zip(first, second, usual, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_of_several_that_is_not_stepped_is_named(steps: int) -> None:
+    def job(rank: int) -> None:
+        model = Distances()
+        parts = muon_and_adamw(model)
+        with DiLoCo(model, parts, outer_of(model), sync_every=1):
+            for step in range(steps):
+                loss(model, rank, step).backward()
+                parts[0].step()
+
+    when = "the context was left" if steps == 1 else "Muon was stepped again"
+    with pytest.raises(RuntimeError, match=f"{when} before AdamW was stepped"):
+        loopback.run(2, job)
+
+
+def test_exchanged_arguments_are_named() -> None:
+    model = Distances()
+    inner = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"the first argument is the model, .* first is a SGD"):
+        DiLoCo(inner, model, outer_of(model), 2)  # type: ignore[arg-type]

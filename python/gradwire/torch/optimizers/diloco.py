@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gradwire.local_schedule import Schedule
 from gradwire.torch.checkpoint import StateDict
-from gradwire.torch.optimizer_list import Optimizers, parts_of
+from gradwire.torch.optimizer_list import Optimizers, name_of, parts_of
 from gradwire.torch.optimizers.local_rules import OuterFactory
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.options import Compression, Execution
+from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
 
 class DiLoCo:
@@ -33,7 +37,8 @@ class DiLoCo:
 
     Args:
         model: A plain module, equal parameters on all ranks afterwards.
-        inner_optimizer: Of its parameters, or several in a list. You step it.
+        inner_optimizer: Of its parameters. You step it inside the context. Of several in a list,
+            each steps once in a step, in any order.
         outer_optimizer: Any optimizer of the model's parameters, whose class and options are taken,
             or a function that makes one of a list of parameters.
         sync_every: Steps from one exchange of a fragment to the next.
@@ -46,7 +51,7 @@ class DiLoCo:
         execution: Threads, seed, timeout.
 
     Attributes:
-        local_steps: The LocalSteps, with its statistics.
+        optimizer: The LocalSteps that exchanges.
     """
 
     def __init__(
@@ -64,7 +69,12 @@ class DiLoCo:
         compression: Compression = Compression(),
         execution: Execution = Execution(),
     ) -> None:
-        self.local_steps = LocalSteps(
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                "the first argument is the model, and the second is the inner optimizer; the "
+                f"first is a {type(model).__name__}"
+            )
+        self.optimizer = LocalSteps(
             inner_optimizer,
             model,
             codec,
@@ -76,14 +86,24 @@ class DiLoCo:
             ),
             execution=execution,
         )
-        self.local_steps._let_user_step()
+        self.optimizer._let_user_step()
         self._parts = parts_of(inner_optimizer)
+        self._stepped: list[Optimizer] = []  # in the step under way
+        self._is_entered = False
+        handles: list[RemovableHandle] = []
+        self._remove_hooks = weakref.finalize(self, remove_hooks, handles)
+        for part in self._parts:
+            handles.append(part.register_step_pre_hook(ModuleHook(self._before_step)))
+            handles.append(part.register_step_post_hook(ModuleHook(self._after_step)))
 
     def __enter__(self) -> DiLoCo:
-        # The first of several begins a step, and the last one ends it.
-        begin = self._parts[0].register_step_pre_hook(lambda *_: self.local_steps._begin_step())
-        end = self._parts[-1].register_step_post_hook(lambda *_: self.local_steps._end_step())
-        self._handles = [begin, end]
+        """Raises RuntimeError where it was entered before."""
+        if self._is_entered:
+            raise RuntimeError(
+                "this DiLoCo was entered before, and its exchanges end with that context: make a "
+                "new one, and load the state_dict() of this one to go on"
+            )
+        self._is_entered = True
         return self
 
     def __exit__(
@@ -92,22 +112,52 @@ class DiLoCo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._remove_hooks()
         try:
             if error is None:
-                self.local_steps.synchronize()
+                if self._stepped:
+                    self._refuse_half_step("the context was left")
+                self.optimizer.synchronize()
         finally:
-            self.local_steps.close()
+            self.optimizer.close()
+
+    def _before_step(self, part: Optimizer, *_: Any) -> None:
+        if not self._is_entered:
+            raise RuntimeError(
+                f"{name_of(part)} was stepped outside of the DiLoCo that exchanges its steps: "
+                "step it inside `with` of that"
+            )
+        if part in self._stepped:
+            self._refuse_half_step(f"{name_of(part)} was stepped again")
+        if not self._stepped:
+            self.optimizer._begin_step()
+
+    def _after_step(self, part: Optimizer, *_: Any) -> None:
+        self._stepped.append(part)
+        if len(self._stepped) == len(self._parts):
+            self._stepped.clear()
+            self.optimizer._end_step()
+
+    def _refuse_half_step(self, what: str) -> None:
+        missing = name_of([part for part in self._parts if part not in self._stepped])
+        raise RuntimeError(
+            f"{what} before {missing} was stepped: step each optimizer of the list once, then the "
+            "next step begins"
+        )
+
+    @property
+    def local_steps(self) -> int:
+        """As LocalSteps.local_steps."""
+        return self.optimizer.local_steps
 
     def stats(self) -> LocalStats:
         """As LocalSteps.stats."""
-        return self.local_steps.stats()
+        return self.optimizer.stats()
 
     def state_dict(self) -> StateDict:
         """As LocalSteps.state_dict, with the inner optimizer's state."""
-        return self.local_steps.state_dict()
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: StateDict) -> None:
         """As LocalSteps.load_state_dict."""
-        self.local_steps.load_state_dict(state)
+        self.optimizer.load_state_dict(state)
