@@ -195,7 +195,8 @@ check_source_tarball() {
 # What a package index asks of the metadata, above all that it can show the README.
 check_metadata() {
   say "metadata of wheels and sdists"
-  "$tools/bin/twine" check "$dist"/*.whl "$dist/$name.tar.gz" "$dist/gradwire_lab-$version.tar.gz"
+  "$tools/bin/twine" check --strict "$dist"/*.whl "$dist/$name.tar.gz" \
+    "$dist/gradwire_lab-$version.tar.gz"
 }
 
 # Where no tool runs that builds images, the file is linted.

@@ -31,6 +31,11 @@ def test_both_distributions_have_the_licence() -> None:
     assert (ROOT / "lab" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def test_both_distributions_have_a_page_for_an_index() -> None:
+    assert (ROOT / PROJECT["project"]["readme"]).is_file()
+    assert (ROOT / "lab" / LAB["project"]["readme"]).is_file()
+
+
 def test_debian_names_libraries_by_their_soname() -> None:
     soname = VERSION.rpartition(".")[0]
     control = text_of("debian", "control")
