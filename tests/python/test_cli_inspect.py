@@ -79,7 +79,7 @@ def test_inspect_says_what_another_file_is(tmp_path: Path) -> None:
     for name, hint in {
         "x.npy": "it is a .npy file, `gradwire compress` reads those",
         "x.safetensors": "it may be a .safetensors file, `gradwire compress` reads those",
-        "x.txt": "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')",
+        "x.txt": "nor a packet ('GP') nor a compressed file ('GC') nor a delta",
     }.items():
         result = run("inspect", tmp_path / name)
         assert result.code == 1

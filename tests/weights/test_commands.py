@@ -44,7 +44,7 @@ def test_a_checkpoint_is_patched_in_place(tmp_path: Path, sharded: bool) -> None
     again = run("patch", old, delta)
     assert again.code == 1
     assert f"{old}: tensor '" in again.err
-    assert "is not as in version 0, on which version 1 builds: its values are others" in again.err
+    assert "delta from version 0 to version 1 was made for: its values are others" in again.err
     assert_same(load(old), state_of(2))
 
 

@@ -200,9 +200,15 @@ def test_another_base_is_refused_before_it_changes() -> None:
         other = state_of(0)
         other["weight"].view(-1)[place] += 1
         kept = {name: values.clone() for name, values in other.items()}
-        with pytest.raises(StaleBaseError, match=r"tensor 'weight' is not as in version 0"):
+        with pytest.raises(StaleBaseError, match=r"'weight' is not the one that the delta"):
             patch(other, delta)
         assert_same(other, kept)
+
+
+def test_a_model_that_lacks_the_base_is_told_so() -> None:
+    delta = diff({"weight": torch.zeros(5), "bias": torch.zeros(5)}, {"weight": torch.ones(5)})
+    with pytest.raises(StaleBaseError, match=r"was made for: the model lacks it\. Nothing"):
+        patch(torch.nn.ParameterDict({"bias": torch.zeros(5)}), delta)
 
 
 def test_an_unchanged_tensor_with_other_values_is_refused() -> None:

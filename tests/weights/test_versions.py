@@ -296,7 +296,7 @@ def test_fold_and_prune(tmp_path: Path) -> None:
     assert_reaches(Subscriber(store), {}, 12)
     with pytest.raises(WeightsError, match=r"keep=0"):
         prune(store, 0)
-    with pytest.raises(WeightsError, match=r"versions 3 to 4 are no two deltas"):
+    with pytest.raises(WeightsError, match=r"version 3 to 4: a fold takes two deltas"):
         fold(store, 3, 4)
 
 
@@ -359,6 +359,7 @@ def test_a_rank_without_others_gives_up(store: Place) -> None:
         ({"rank": 2, "ranks": 2, "run": "x"}, "rank 2 of 2 ranks"),
         ({"rank": 0, "ranks": 2}, "2 ranks need run="),
         ({"dtype": "float7"}, "dtype float7 is not supported"),
+        ({"dtype": "int8"}, "floats are published as floats"),
     ],
 )
 def test_options_are_checked(options: State, message: str, tmp_path: Path) -> None:
@@ -445,6 +446,16 @@ def test_an_unknown_scheme_is_named() -> None:
 def test_both_a_version_and_local_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="without local="):
         Subscriber(tmp_path, local=tmp_path, version=0)
+
+
+def test_a_store_is_no_checkpoint(tmp_path: Path) -> None:
+    Publisher(tmp_path).publish(state_of(1))
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(WeightsError, match="is a store, whose files are no checkpoint"):
+        Subscriber(tmp_path, local=tmp_path)
+    with pytest.raises(WeightsError, match="is a store"):
+        Publisher(tmp_path / "other", base=tmp_path).publish(state_of(1))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_nothing_to_apply_to_is_refused(store: Place) -> None:

@@ -50,7 +50,8 @@ def _read(path: Path) -> bytes:
         begin = file.read(_TOLD_BY)
         if begin[:2] not in (b"GW", b"GP", b"GC") and not starts_update(begin):
             raise UserError(
-                "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
+                "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC') "
+                "nor a delta"
                 f"{_hint(begin)}"
             )
         # Of a pipe, the bytes are there only once. A file would be held twice for a moment.

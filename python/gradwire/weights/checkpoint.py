@@ -7,6 +7,7 @@ killed while they change knows it at the next start.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from gradwire.strict_json import parse_json
 from gradwire.tensor_dtypes import bytes_of
 from gradwire.tensor_files import header_of, order_in_file, read_safetensors
 from gradwire.weights.errors import WeightsError
+from gradwire.weights.manifest import is_manifest
 from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import Bytes, View, raw_values
 from gradwire.weights.update import Update
@@ -41,6 +43,11 @@ class Checkpoint:
         self._marker = (
             path / ".gradwire.json" if in_folder else path.with_name(f".{path.name}.gradwire.json")
         )
+        if in_folder and path.is_dir() and any(map(is_manifest, os.listdir(path))):
+            raise WeightsError(
+                f"{path} is a store, whose files are no checkpoint: take another folder; "
+                "Subscriber(store, local=folder) brings a checkpoint there"
+            )
         self._maps: list[np.memmap] = []
         self.version = self._read_marker()
 

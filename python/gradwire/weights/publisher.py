@@ -93,6 +93,8 @@ class Publisher:
         self._base = base
         self._anchor_every = anchor_every
         self._dtype = None if dtype is None else dtype_named(dtype)
+        if self._dtype is not None and not self._dtype.startswith(("F", "BF")):
+            raise WeightsError(f"dtype={dtype}: floats are published as floats, such as bfloat16")
         self._rename = _renaming(rename)
         self._rank, self._ranks, self._threads = rank, ranks, threads
         self._writer = Writer.here(run)

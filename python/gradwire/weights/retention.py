@@ -73,7 +73,7 @@ def fold(
     Args:
         store: A folder, a prefix that fsspec opens, or a `Folder`.
         first: The version that it starts from; 0: the publisher's `base`.
-        last: The version that it leads to.
+        last: The version that it leads to, at least `first` + 2.
         threads: Threads; the bytes do not depend on it.
         track: Passes the list of versions on, and may show progress.
 
@@ -84,7 +84,7 @@ def fold(
         DamagedVersionError: A version between them is missing or was changed.
     """
     if not 0 <= first < last - 1:
-        raise WeightsError(f"versions {first} to {last} are no two deltas or more")
+        raise WeightsError(f"version {first} to {last}: a fold takes two deltas or more")
     opened = Store(store, patience=0.0, threads=threads)
     label, writer = label_of(last, first), Writer.here()
     if opened.manifest(label) is not None:

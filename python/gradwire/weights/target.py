@@ -64,7 +64,7 @@ class Target:
         for entry in update.entries.values():
             view = self.find(entry)
             if view is None and entry.kind in ("delta", "same"):
-                self._refuse_base(update, entry, self._describe(entry))
+                self._refuse_base(update, entry, f"the model {self._describe(entry)}")
             if view is None and self._open is None:
                 raise WeightsError(
                     f"tensor {entry.name!r} of version {update.version} is {entry.dtype} "
@@ -151,8 +151,8 @@ class Target:
 
     def _refuse_base(self, update: Update, entry: Entry, found: str) -> None:
         raise StaleBaseError(
-            f"tensor {entry.key!r} is not as in version {update.base}, on which version "
-            f"{update.version} builds: {found}. Nothing was changed; {self._remedy}"
+            f"tensor {entry.key!r} is not the one that the delta from version {update.base} to "
+            f"version {update.version} was made for: {found}. Nothing was changed; {self._remedy}"
         )
 
 

@@ -167,7 +167,9 @@ def dtype_named(dtype: Any) -> str:
     text = str(dtype).removeprefix("torch.")
     found = _NAMES.get(text) or _NAMES.get(getattr(dtype, "name", text))
     if found is None:
-        raise WeightsError(f"dtype {text} is not supported: {', '.join(sorted(_NAMES))}")
+        raise WeightsError(
+            f"dtype {text} is not supported; take one of {', '.join(sorted(_NAMES))}"
+        )
     return found
 
 
