@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 
 import array_device
 from array_device import DEVICE, counts
@@ -223,6 +223,58 @@ def test_local_steps_keep_what_16_bits_cannot_hold(dtype: torch.dtype, outer: An
     for values, anchor in loopback.run(2, job):
         assert torch.equal(anchor, exact.detach())
         assert torch.equal(values, exact.detach().to(dtype))
+
+
+def wrap(owner: type[LocalSteps | ShardedOptimizer], model: nn.Module, every: int = 1) -> Any:
+    """With momentum, so that LocalSteps applies it late."""
+    adam = AdamW(model.parameters(), lr=1e-3)
+    if owner is LocalSteps:
+        return LocalSteps(adam, model, "raw", every=every)
+    return ShardedOptimizer(adam, model, "raw")
+
+
+@pytest.mark.parametrize("owner", [LocalSteps, ShardedOptimizer])
+def test_16_bits_that_are_put_back_were_not_changed(owner: Any) -> None:
+    """As they are to evaluate an average of the weights."""
+
+    def job(rank: int, looks_away: bool) -> list[torch.Tensor]:
+        model = make_model("cpu", torch.bfloat16)
+        optimizer = wrap(owner, model)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(integers(INPUTS, seed=10 * step + rank).bfloat16()).backward()
+            optimizer.step()
+            if looks_away:
+                kept = {name: values.clone() for name, values in model.state_dict().items()}
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.zero_()
+                    for name, parameter in model.named_parameters():
+                        parameter.copy_(kept[name])
+        optimizer.close()
+        return [p.detach() for p in model.parameters()]
+
+    for usual, back in zip(
+        loopback.run(2, lambda rank: job(rank, False)),
+        loopback.run(2, lambda rank: job(rank, True)),
+        strict=True,
+    ):
+        assert all(map(torch.equal, usual, back))
+
+
+@pytest.mark.parametrize("owner", [LocalSteps, ShardedOptimizer])
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16])
+def test_a_state_of_another_dtype_is_refused(owner: Any, saved: torch.dtype) -> None:
+    other = torch.bfloat16 if saved == torch.float32 else torch.float32
+
+    def job(rank: int) -> None:
+        optimizer = wrap(owner, make_model("cpu", saved), every=2)
+        state = optimizer.state_dict()
+        optimizer.close()
+        with pytest.raises(ValueError, match="parameters of 16 bits"):
+            wrap(owner, make_model("cpu", other), every=2).load_state_dict(state)
+
+    loopback.run(2, job)
 
 
 def test_changes_below_a_step_of_bfloat16_add_up() -> None:

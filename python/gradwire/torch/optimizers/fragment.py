@@ -276,11 +276,14 @@ class Fragment:
                 "the state is of LocalSteps of an earlier version: begin anew with the model it has"
             )
         shapes = [list(anchor.shape) for anchor in self.anchors]
+        exact = (state["local_momentum"] or {}).get("exact", ())
+        halves = 0 if self.local is None else len(self.local.exact_of_16_bits())
         for what, saved, here in (
             ("an outer optimizer", state["outer"] is not None, self.outer is not None),
             ("late momentum", state["momentum"] is not None, self.momentum is not None),
             ("the gradient's noise", state["noise"] is not None, self.noise is not None),
             ("parameters of the shapes", [list(a.shape) for a in state["anchors"]], shapes),
+            ("the number of parameters of 16 bits", len(exact), halves),
         ):
             if saved != here:
                 raise ValueError(f"{what}: the state has {saved}, this rank has {here}")

@@ -189,15 +189,16 @@ class LocalMomentum:
         return {
             "sums": [total.clone() for total in self.sums],
             "velocities": [velocity.clone() for velocity in self._velocities],
-            "exact": [exact.clone() for exact in self._exact_of_16_bits()],
+            "exact": [exact.clone() for exact in self.exact_of_16_bits()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        mine = [*self.sums, *self._velocities, *self._exact_of_16_bits()]
+        mine = [*self.sums, *self._velocities, *self.exact_of_16_bits()]
         saved = [*state["sums"], *state["velocities"], *state.get("exact", ())]
         for tensor, values in zip(mine, saved, strict=True):
             tensor.copy_(values)
 
-    def _exact_of_16_bits(self) -> list[Tensor]:
+    def exact_of_16_bits(self) -> list[Tensor]:
+        """What the parameters of 16 bits would be with 32."""
         places = zip(self._exact, self._parameters, strict=True)
         return [exact for exact, parameter in places if parameter.dtype != exact.dtype]

@@ -250,7 +250,8 @@ class LocalSteps(WrappingOptimizer):
             places = zip(names, fragment.parameters, fragment.anchors, strict=True)
             for name, values, anchor in places:
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
-                if name in edited and (fragment.steps > 0 or not torch.equal(values, anchor)):
+                agreed = anchor.to(values.dtype)
+                if name in edited and (fragment.steps > 0 or not torch.equal(values, agreed)):
                     raise RuntimeError(
                         f"{name} was changed between two steps, such as by a cast and back, and "
                         "late momentum averages what steps change: give LocalSteps "

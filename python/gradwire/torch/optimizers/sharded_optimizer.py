@@ -169,7 +169,9 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
     def _take_over(self, edited: Sequence[str]) -> None:
         for (name, parameter), wide in zip(self._replica.named, self._wide, strict=True):
             if name in edited and wide.dtype != parameter.dtype:
-                wide.copy_(parameter)
+                # What was put back, or left as it was, keeps the bits that 16 bits do not have.
+                is_edited = wide.to(parameter.dtype) != parameter
+                wide.copy_(torch.where(is_edited, parameter.float(), wide))
         self._shard.take_over(edited, self._session.runner.residuals())
 
     @ordinary_tensors()
@@ -261,11 +263,17 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
             raise ValueError(
                 f"the state has {len(state['options'])} groups, this one {len(self.param_groups)}"
             )
+        wide, saved_wide = self._wide_of_16_bits(), state.get("wide", ())
+        if len(wide) != len(saved_wide):
+            raise ValueError(
+                f"the state has {len(saved_wide)} parameters of 16 bits, this model {len(wide)}: "
+                "load it with a model of the dtype that it was saved with"
+            )
         self._shard.load_state_dict(state["shard"])
         self._session.load_state_dict(state)
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
             group.update(options)
-        for values, saved in zip(self._wide_of_16_bits(), state.get("wide", ()), strict=True):
+        for values, saved in zip(wide, saved_wide, strict=True):
             values.copy_(saved)
         self._replica.shared.allow_load()
