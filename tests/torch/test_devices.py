@@ -277,6 +277,23 @@ def test_a_state_of_another_dtype_is_refused(owner: Any, saved: torch.dtype) -> 
     loopback.run(2, job)
 
 
+@pytest.mark.parametrize("eps", [1e-8, 1e-4])
+def test_an_eps_that_is_0_in_float16_is_named(eps: float) -> None:
+    def job(rank: int) -> bool:
+        model = nn.ParameterList([torch.ones(64, dtype=torch.float16)])
+        optimizer = LocalSteps(AdamW(model.parameters(), lr=0.1, eps=eps), model, "raw")
+        model[0].grad = torch.full((64,), 1e-5, dtype=torch.float16)  # its square is 0
+        optimizer.step()
+        optimizer.close()
+        return torch.equal(model[0].detach(), torch.ones(64, dtype=torch.float16))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        stays = loopback.run(2, job)
+    told = ["eps=1e-08 of AdamW is 0 in float16" in str(one.message) for one in said]
+    assert (any(told), stays) == ((True, [True, True]) if eps == 1e-8 else (False, [False, False]))
+
+
 def test_changes_below_a_step_of_bfloat16_add_up() -> None:
     """One of four ranks moves a value by one step of bfloat16: a quarter of that on average."""
     start, step = 1.0, 2.0**-7

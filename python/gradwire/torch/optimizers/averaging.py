@@ -21,7 +21,7 @@ from gradwire.torch.optimizer_list import name_of, parts_of
 from gradwire.torch.optimizers.fragment import Fragment, WeightsWatch, deal_layers
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay, norms_of
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
-from gradwire.torch.optimizers.local_rules import LocalRules
+from gradwire.torch.optimizers.local_rules import LocalRules, describe_lost_eps
 from gradwire.torch.optimizers.replica import Replica, most_bytes
 from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors, writing_to
 from gradwire.torch.stats import StepCounters
@@ -142,6 +142,7 @@ class Averaging:
         norms = bucket.beside[:0] if fragment.noise is None else norms_of(gradients)
         fault, norms_read = bucket.look_with(norms.to(bucket.values.device))
         if fault is not None:
+            fault += describe_lost_eps(self.optimizer)
             self._start_afresh()
         if fragment.flight is not None:
             fragment.arrive()  # the noise takes in that exchange before this one

@@ -216,3 +216,16 @@ def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> 
         "residual_decay": decay,
         "outer": lambda parameters: SGD(parameters, lr=lr),
     }
+
+
+def describe_lost_eps(optimizer: Optimizer) -> str:
+    """For the warning of a change that is not finite: what an `eps` that is 0 in float16 has to do
+    with it; empty if there is none. Then such an optimizer divides small gradients by 0."""
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            eps = float(group.get("eps") or 0.0)
+            is_lost = eps > 0 and float(torch.tensor(eps, dtype=torch.float16, device="cpu")) == 0
+            if is_lost and any(p.dtype == torch.float16 for p in group["params"]):
+                name = type(part).__name__
+                return f" (eps={eps:g} of {name} is 0 in float16: give it 1e-4, or take bfloat16)"
+    return ""
