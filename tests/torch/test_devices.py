@@ -277,6 +277,30 @@ def test_a_state_of_another_dtype_is_refused(owner: Any, saved: torch.dtype) -> 
     loopback.run(2, job)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_late_momentum_begins_where_16_bits_begin(dtype: torch.dtype) -> None:
+    """On each rank at rank 0's values, and not at those that memory happens to hold."""
+
+    def spoilt(values: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(values, torch.nan, **options)
+
+    def job(rank: int) -> list[float]:
+        model = nn.ParameterList([torch.full((64,), 3.0 + rank, dtype=dtype)])
+        adam = AdamW(model.parameters(), lr=0.25, weight_decay=0, eps=1e-4)
+        optimizer = LocalSteps(adam, model, "raw", every=4)
+        seen = []
+        for _ in range(3):  # before the first exchange
+            model[0].grad = torch.ones(64, dtype=dtype)
+            optimizer.step()
+            seen.append(model[0][0].item())
+        optimizer.close()
+        return seen
+
+    with mock.patch.object(torch, "empty_like", spoilt):
+        found = loopback.run(2, job)
+    assert found[0] == found[1] == pytest.approx([2.75, 2.5, 2.25], abs=0.02)
+
+
 @pytest.mark.parametrize("eps", [1e-8, 1e-4])
 def test_an_eps_that_is_0_in_float16_is_named(eps: float) -> None:
     def job(rank: int) -> bool:

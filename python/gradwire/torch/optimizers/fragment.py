@@ -145,6 +145,8 @@ class Fragment:
         """Makes the parameters' values the anchors."""
         for anchor, parameter in zip(self.anchors, self.parameters, strict=True):
             anchor.copy_(parameter)
+        if self.local is not None:
+            self.local.restart()
 
     @ordinary_tensors()
     def write_changes(self) -> None:
