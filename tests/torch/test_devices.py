@@ -570,6 +570,24 @@ def test_copies_of_one_bucket_and_work_on_another_overlap() -> None:
     assert "24,000 bytes in 3 buckets" in stage.remarks()[0]
 
 
+@pytest.mark.parametrize("module", [Streams(), SimpleNamespace()])
+def test_only_where_streams_order_them_copies_are_queued(module: Any) -> None:
+    """mps has no further stream, and would queue copies whose end nothing could await."""
+    queued, copy = [], torch.Tensor.copy_
+
+    def watch(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+        queued.append(non_blocking)
+        return copy(target, source)
+
+    with (
+        mock.patch.object(torch, "get_device_module", return_value=module),
+        mock.patch.object(torch.Tensor, "copy_", watch),
+        staging.CopyStage(torch.device("mps")).on_host(torch.zeros(8)),
+    ):
+        pass
+    assert queued == 2 * [hasattr(module, "stream")]
+
+
 def test_host_memory_is_used_again() -> None:
     values = torch.zeros(1000)
     with slow_device():

@@ -144,13 +144,20 @@ class KernelStage(_Streaming):
 
 
 class Copier:
-    """Copies between a device and the host, in the order of the calls, on the current stream."""
+    """Copies between a device and the host, in the order of the calls, on the current stream.
+
+    has_streams: The copies are queued there. Without, they have ended when a call returns: nothing
+    else could tell when. (mps queues copies, too, if it may.)
+    """
+
+    def __init__(self, has_streams: bool) -> None:
+        self._has_streams = has_streams
 
     def to_host(self, values: torch.Tensor, host: torch.Tensor) -> None:
-        host.copy_(values, non_blocking=True)
+        host.copy_(values, non_blocking=self._has_streams)
 
     def to_device(self, host: torch.Tensor, values: torch.Tensor) -> None:
-        values.copy_(host, non_blocking=True)
+        values.copy_(host, non_blocking=self._has_streams)
 
 
 class CopyStage(_Streaming):
@@ -158,7 +165,7 @@ class CopyStage(_Streaming):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._copier = Copier()
+        self._copier = Copier(self._streams is not None)
         self._is_page_locked = True
         # Host memory that is free, by dtype and length. It may be taken before the copy out of it
         # has ended: the stream keeps the order.
