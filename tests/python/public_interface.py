@@ -18,7 +18,7 @@ from cli_runner import run
 FILE = Path(__file__).with_suffix(".txt")
 COMMANDS = (
     *("bench", "codecs", "compress", "decompress", "delta", "evaluate", "fold", "info"),
-    *("inspect", "patch", "plan", "report", "simulate", "train"),
+    *("inspect", "patch", "plan", "probe", "report", "simulate", "train"),
 )
 
 

@@ -14,32 +14,26 @@ from gradwire.cli.output import (
     check_codec,
     complete_codec,
     complete_exchange,
-    human_bytes,
     print_json,
-    print_table,
     say,
     warn,
 )
-from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import Schedule
 from gradwire.machine import load_average
 from gradwire_lab.cli.network_options import EveryOption, NetworkOptions, ServersOption
 from gradwire_lab.cli.quantities import parse_count, parse_seconds
 from gradwire_lab.cli.records import with_record
 from gradwire_lab.plan.advise import (
+    CODECS,
     Plan,
     check_exchanges,
     check_servers,
-    describe_exchange,
     make_plan,
-    show_time,
 )
 from gradwire_lab.plan.assumed import assume_profile
-from gradwire_lab.plan.cluster import Cluster, check_rank_count, count_servers
+from gradwire_lab.plan.cluster import Cluster, check_rank_count
+from gradwire_lab.plan.print_plan import print_plan
 from gradwire_lab.plan.profile import PlanError, Profile, is_busy, read_profile
-
-# Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
-CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
 
 _PROFILE_HELP = "The profile of a model: a file that --profile-out wrote."
 _MODEL_HELP = "Measure a model of `gradwire train` here instead, with --workers processes."
@@ -131,7 +125,7 @@ def plan(
     if as_json:
         print_json(_document(measured, cluster, made))
     else:
-        _print(measured, cluster, made)
+        print_plan(measured, cluster, made)
 
 
 def _check_source(
@@ -226,51 +220,3 @@ def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
         "doubts": list(made.doubts),
         "advice": made.advice(),
     }
-
-
-def _origin(profile: Profile) -> str:
-    """What was assumed, or how many processes computed at once, and on how many cores, which other
-    work may have kept busy, if the profile says it."""
-    if assumed := profile.how.get("assumed"):
-        return f"assumed: {assumed}; codecs measured here on {profile.how.get('data')}"
-    text = "profile: 1 process" if profile.workers == 1 else f"profile: {profile.workers} processes"
-    text += " computed at once"
-    if profile.cores is None:
-        return text
-    text += f" on {profile.cores} cores"
-    if (load := profile.load_of_others) is not None:
-        text += f", which other work kept busy (load average {load:.1f}): its times are too long"
-    return text
-
-
-def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
-    beside = f" and {count_servers(cluster.servers)}" if cluster.servers else ""
-    say(
-        f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
-        f"machines{beside}; a step computes {show_time(profile.compute_seconds)}\n"
-        f"{_origin(profile)}"
-    )
-    print_table(
-        (
-            *("codec", "exchange", "step ms", "of DDP", "codec ms", "network ms", "messages ms"),
-            *("waiting ms", "bits/value", "sent to all ranks"),
-        ),
-        [
-            (
-                prediction.codec,
-                describe_exchange(prediction.exchange, prediction.every),
-                f"{prediction.seconds * 1e3:.1f}",
-                f"{prediction.seconds / made.baseline.seconds:.2f}",
-                f"{prediction.codec_seconds * 1e3:.2f}",
-                f"{prediction.wire_seconds * 1e3:.1f}",
-                f"{prediction.message_seconds * 1e3:.2f}",
-                f"{prediction.exposed_seconds * 1e3:.1f}",
-                f"{prediction.bits:.2f}",
-                human_bytes(round(prediction.sent_bytes)),
-            )
-            for prediction in made.predictions
-        ],
-        left=range(2),
-        keys=2,
-    )
-    say(made.advice())

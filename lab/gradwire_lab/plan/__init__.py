@@ -3,11 +3,14 @@
 profile.py     what a step computes, layer by layer, and what codecs and messages cost
 recorder.py    measures a model's step, for a profile
 measure.py     makes the profile of a model of `gradwire train` on this machine
+links.py       measures the links between ranks
+here.py        the plan for the program that asks for it
 cluster.py     the network: ranks, machines, bandwidth, latency
 costs.py       messages, bytes and values of each exchange (alpha, beta, gamma)
 tokens.py      what a link saves that passes a burst of bytes at once
 predict.py     the time of a step in which buckets are exchanged during the backward pass
 waiting.py     how long ranks wait for the exchanges of local steps
 advise.py      all predictions, and which of them to take
+print_plan.py  a plan as a table
 simulate.py    the exchanges themselves on a simulated network
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradwire._core import spell_out_codec
+from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire_lab.plan.cluster import Cluster, count_servers
 from gradwire_lab.plan.costs import EXCHANGES
@@ -16,6 +17,9 @@ from gradwire_lab.train.settings import HOOKED, SERVED, SERVER, SHARDED, shares_
 # Predictions that are closer than this count as equal: most steps that are not very short were
 # measured as close to their prediction (docs/results/planning.md).
 MARGIN = 0.1
+
+# Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
+CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
 
 # Exchanges of codecs with shared scales alone.
 _TRITS = tuple(name for name, info in HOOKED.items() if info["adds_trits"])

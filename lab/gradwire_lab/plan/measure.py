@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -69,8 +70,8 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
     marks, speeds, costs = zip(*measured, strict=True)
     return replace(
         profile_of(settings.model, model, marks[: settings.workers]),
-        codecs={c: _mean([speed[c] for speed in speeds[: settings.workers]]) for c in codecs},
-        transport=_mean(costs),
+        codecs={c: mean([speed[c] for speed in speeds[: settings.workers]]) for c in codecs},
+        transport=mean(costs),
         how={
             "machine": describe_machine(),
             "load_average": load,  # of other work, before
@@ -84,10 +85,10 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
 
 def measure_transport(processes: int, values: int) -> MessageCosts:
     """Measures messages between processes that compute nothing, and bytes of so many values."""
-    return cast(MessageCosts, _mean(_run_together(processes, _exchange, values)))
+    return cast(MessageCosts, mean(_run_together(processes, _exchange, values)))
 
 
-def _mean(measured: Sequence[Any]) -> Any:
+def mean(measured: Sequence[Any]) -> Any:
     """The same dataclass with the means of all fields."""
     fields = vars(measured[0])
     return type(measured[0])(**{name: fmean(vars(m)[name] for m in measured) for name in fields})
@@ -190,26 +191,35 @@ def _costs(messages: MessageMeter, values: int) -> MessageCosts:
 def gradients_of(model: torch.nn.Module) -> Gradients:
     """Copies."""
     return {
-        name: parameter.grad.detach().numpy().copy()
+        name: parameter.grad.detach().float().cpu().numpy().copy()
         for name, parameter in named_parameters(model)
         if parameter.grad is not None
     }
 
 
 def measure_codec(
-    codec: str, gradients: Sequence[Gradients], workers: dist.ProcessGroup
+    codec: str, gradients: Sequence[Gradients], workers: dist.ProcessGroup | None = None
 ) -> CodecSpeed:
     """Measures the tensors that do not go raw, with the residuals of some steps, and payloads
-    alone. All workers call it together."""
+    alone.
+
+    workers: whose averages are pulled; all call it together. None: the last steps of this one take
+    their place.
+    """
     names = [n for n, g in gradients[0].items() if not Layer(n, g.shape, 0.0).goes_raw]
     steps = [[np.ravel(step[name]) for name in names] for step in gradients]
     pushes = [gradwire.Compressor(codec, values.size) for values in steps[0]]
     pulls = [gradwire.Compressor(codec, values.size) for values in steps[0]]
     turns = cycle(steps)
+    recent: deque[list[NDArray[np.float32]]] = deque(maxlen=len(gradients))
     pushed, pulled = [], []  # payload bytes of each step
     for number in range(_RESIDUAL_STEPS):
         frames = _encode(pushes, next(turns), number)
-        averages = [_average(gradwire.decode(frame), workers) for frame in frames]
+        recent.append([gradwire.decode(frame) for frame in frames])
+        if workers is None:
+            averages = [np.mean(steps, axis=0) for steps in zip(*recent, strict=True)]
+        else:
+            averages = [_average(values, workers) for values in recent[-1]]
         pushed.append(_payload_bytes(frames))
         pulled.append(_payload_bytes(_encode(pulls, averages, number)))
     later = slice(_RESIDUAL_STEPS // 2, None)

@@ -17,7 +17,7 @@ from gradwire import __version__
 from gradwire.errors import UserError, missing
 
 LIBRARY_COMMANDS = ("codecs", "compress", "decompress", "delta", "fold", "info", "inspect", "patch")
-LAB_COMMANDS = ("bench", "evaluate", "plan", "report", "simulate", "train")
+LAB_COMMANDS = ("bench", "evaluate", "plan", "probe", "report", "simulate", "train")
 _FRAMED = 80  # columns
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 

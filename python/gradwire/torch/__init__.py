@@ -32,6 +32,7 @@ if not _distributed.is_initialized():
 if TYPE_CHECKING:
     from gradwire.local_schedule import Schedule
     from gradwire.torch import errors
+    from gradwire.torch.advice import advise
     from gradwire.torch.backend.process_group import register_backend
     from gradwire.torch.checkpoint import save
     from gradwire.torch.door import Compressed, compress
@@ -67,6 +68,7 @@ __all__ = [
     "ServerStats",
     "ShardedOptimizer",
     "Stats",
+    "advise",
     "compress",
     "errors",
     "gradwire_hook",
@@ -84,6 +86,7 @@ __all__ = [
 _MODULES = {"errors": "gradwire.torch.errors", "loopback": "gradwire.torch.network.loopback"}
 _HOMES = {
     "gradwire.local_schedule": ("Schedule",),
+    "gradwire.torch.advice": ("advise",),
     "gradwire.torch.backend.process_group": ("register_backend",),
     "gradwire.torch.checkpoint": ("save",),
     "gradwire.torch.door": ("Compressed", "compress"),

@@ -1,0 +1,169 @@
+"""Measures the links between the ranks of a training, as a plan needs them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
+from gradwire_lab.plan.profile import PlanError
+
+_FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 30
+_ROUNDS, _PINGS = 5, 15
+
+
+@dataclass(frozen=True)
+class Links:
+    """What lies between the ranks.
+
+    Attributes:
+        ranks: Of the process group.
+        ranks_per_machine: Consecutive ranks that share a machine and its link.
+        bandwidth: Bits a second of a machine's link, each way, with TCP's headers, while all
+            machines send at once; None: all ranks are on one machine.
+        latency: Seconds of a small message from a machine to another, with the work at its ends.
+        local_bandwidth: Bits a second that a rank sends inside its machine; None: it is alone.
+        local_latency: As `latency`, inside a machine.
+    """
+
+    ranks: int
+    ranks_per_machine: int
+    bandwidth: float | None
+    latency: float
+    local_bandwidth: float | None
+    local_latency: float
+
+    def describe(self) -> str:
+        """A line for people."""
+        said = [f"{self.ranks} ranks, {self.ranks_per_machine} on each machine"]
+        if self.bandwidth is not None:
+            said.append(f"between machines {_describe(self.bandwidth, self.latency)}")
+        if self.local_bandwidth is not None:
+            said.append(f"inside {_describe(self.local_bandwidth, self.local_latency)}")
+        return f"links: {'; '.join(said)}"
+
+    def cluster(self, message_seconds: float = 0.0) -> Cluster:
+        """The network of a plan. message_seconds: the work of a message's sender, or receiver,
+        which a profile counts by itself."""
+        latency = max(0.0, self.latency - 2 * message_seconds)
+        return Cluster(
+            self.ranks, self.bandwidth, latency, self.ranks_per_machine, self.local_bandwidth
+        )
+
+
+def _describe(rate: float, latency: float) -> str:
+    return f"{rate / 1e6:.4g} Mbit/s, {latency * 1e3:.3g} ms"
+
+
+def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:
+    """Measures the links of the default process group, which must carry tensors on the CPU. All
+    ranks call it together; all get the same.
+
+    Args:
+        ranks_per_machine: None: torchrun's number, or that of ranks with the same host name.
+        seconds: The least that the largest messages of a measurement take.
+
+    Raises:
+        PlanError: There is one rank, or machines have different numbers of ranks.
+    """
+    ranks = dist.get_world_size()
+    if ranks < 2:
+        raise PlanError("a single rank has no links: start the ranks of the training")
+    here = ranks_per_machine or _count_ranks_here()
+    if ranks % here:
+        raise PlanError(f"{ranks} ranks can't be {here} on each machine")
+    bandwidth, latency = None, 0.0
+    if here < ranks:
+        rate = _rate(lambda rank: (rank + here) % ranks, seconds) * here
+        bandwidth, latency = rate * (1 + HEADER_BYTES / PAYLOAD_BYTES), _latency(0, here)
+    local_bandwidth, local_latency = None, 0.0
+    if here > 1:
+
+        def next_inside(rank: int) -> int:
+            first = rank - rank % here
+            return first + (rank + 1 - first) % here
+
+        local_bandwidth, local_latency = _rate(next_inside, seconds), _latency(0, 1)
+    return Links(ranks, here, bandwidth, latency, local_bandwidth, local_latency)
+
+
+def _count_ranks_here() -> int:
+    """Raises PlanError unless every machine has the same number of consecutive ranks."""
+    said: list[tuple[str, str | None]] = [("", None)] * dist.get_world_size()
+    dist.all_gather_object(said, (socket.gethostname(), os.environ.get("LOCAL_WORLD_SIZE")))
+    counts = {count for _, count in said}
+    if None not in counts and len(counts) == 1:
+        return int(counts.pop() or 1)
+    hosts = [host for host, _ in said]
+    here = hosts.count(hosts[0])
+    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(here)]:
+        raise PlanError(
+            "a plan needs the same number of consecutive ranks on every machine; ranks 0 to "
+            f"{len(hosts) - 1} are on {', '.join(hosts)}"
+        )
+    return here
+
+
+def _rate(target_of: Callable[[int], int], seconds: float) -> float:
+    """Bits a second that a rank sends to its target, while all ranks send at once: of the bytes by
+    which large messages are longer than small ones, because links may pass a burst at once."""
+    rank = dist.get_rank()
+    to = target_of(rank)
+    (source,) = (other for other in range(dist.get_world_size()) if target_of(other) == rank)
+
+    def send(size: int) -> float:
+        out, into = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+
+        def both() -> None:
+            works = [dist.isend(out, to), dist.irecv(into, source)]
+            for work in works:
+                assert work is not None, "this rank is in the group"
+                work.wait()
+
+        return _time_together(both)
+
+    size = _FIRST_BYTES
+    send(size)  # makes connections
+    while send(size) < seconds and size < _MOST_BYTES:
+        size *= 2
+    small = size // 4
+    # Other work only ever lengthens a message, so the shortest count.
+    times = [(send(size), send(small)) for _ in range(_ROUNDS)]
+    longer = min(large for large, _ in times) - min(short for _, short in times)
+    return 8 * (size - small) / max(longer, 1e-9)
+
+
+def _latency(first: int, second: int) -> float:
+    """Half the time of a small message there and back."""
+    rank, value = dist.get_rank(), torch.zeros(1)
+    dist.barrier()
+    times = []
+    for _ in range(_PINGS):
+        began = time.perf_counter()
+        if rank == first:
+            dist.send(value, second)
+            dist.recv(value, second)
+        elif rank == second:
+            dist.recv(value, first)
+            dist.send(value, first)
+        times.append(time.perf_counter() - began)
+    found = torch.tensor(median(times) / 2, dtype=torch.float64)
+    dist.broadcast(found, first)
+    return float(found)
+
+
+def _time_together(call: Callable[[], None]) -> float:
+    """Seconds from when all ranks begin to when the last one ends."""
+    dist.barrier()
+    began = time.perf_counter()
+    call()
+    taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken)

@@ -1,0 +1,151 @@
+"""`gradwire.torch.advise` and `gradwire probe`: a plan for the ranks that ask for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from cli_runner import run
+from gradwire.torch import advise, loopback
+from gradwire_lab.plan import here, links
+from gradwire_lab.plan.links import Links
+from gradwire_lab.plan.measure import measure_codec
+from gradwire_lab.plan.profile import PlanError
+
+_TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+_PROGRAM = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+import gradwire.torch as gt
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.BatchNorm1d(256), nn.Linear(256, 8))
+before = [value.clone() for value in model.state_dict().values()]
+inputs, labels = torch.randn(32, 64), torch.randint(8, (32,))
+
+def step(module):
+    nn.functional.cross_entropy(module(inputs), labels).backward()
+
+codecs = ("bf16", "3lc:s=1.00,coder=rice")
+options = {"codecs": codecs, "ranks_per_machine": 1}
+advice = gt.advise(model, step, torch.optim.AdamW(model.parameters()), **options)
+assert all(map(torch.equal, before, model.state_dict().values()))
+assert all(p.grad is None for p in model.parameters())
+if dist.get_rank() == 0:
+    advice.show()
+    print("codecs", sorted(advice.profile.codecs), advice.profile.workers)
+dist.destroy_process_group()
+"""
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *_TORCHRUN, "--rdzv-endpoint=127.0.0.1:0", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+
+
+def test_a_program_gets_a_plan_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    ended = torchrun(str(program))
+    assert ended.returncode == 0, ended.stderr
+    assert "links: 2 ranks, 1 on each machine; between machines" in ended.stdout
+    assert "codecs ['3lc:s=1.00,coder=rice', 'bf16'] 2" in ended.stdout
+    for row in (" ddp ", " bf16 ", " 3lc:s=1.00,coder=rice "):
+        assert row in ended.stdout
+
+
+def test_the_command_measures_the_links_of_torchrun() -> None:
+    ended = torchrun("-m", "gradwire", "probe", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["ranks"], found["ranks_per_machine"], found["bandwidth"]) == (2, 2, None)
+    assert found["local_bandwidth"] > 1e6
+    assert 0 < found["local_latency"] < 1
+
+
+def test_the_command_needs_ranks() -> None:
+    ended = run("probe")
+    assert ended.code == 1
+    assert "there are no ranks: start this on each machine with torchrun" in ended.err
+
+
+def test_a_single_rank_is_refused() -> None:
+    with pytest.raises(PlanError, match="a single rank has no links"):
+        loopback.run(1, lambda rank: links.probe())
+
+
+def test_machines_are_counted_by_torchrun_or_by_host_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert loopback.run(4, lambda rank: links._count_ranks_here()) == [4] * 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert loopback.run(4, lambda rank: links._count_ranks_here()) == [2] * 4
+
+
+def test_links_become_the_network_of_a_plan() -> None:
+    found = Links(4, 2, 1e8, 0.021, 1e9, 0.0001)
+    cluster = found.cluster(message_seconds=0.0005)
+    assert (cluster.ranks, cluster.machines, cluster.bandwidth) == (4, 2, 1e8)
+    assert cluster.latency == pytest.approx(0.02)
+    said = "4 ranks, 2 on each machine; between machines 100 Mbit/s, 21 ms; inside 1000 Mbit/s"
+    assert said in found.describe()
+
+
+def test_codecs_are_timed_on_a_share_of_each_tensor() -> None:
+    model = nn.ParameterDict({"a": torch.zeros(1000, 900), "b": torch.zeros(10)})
+    for parameter in model.values():
+        parameter.grad = torch.randn_like(parameter)
+    gradients = here.gradients_of(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(here, "_SAMPLED", 90_000)
+        sample = here._sample(gradients)
+    assert {name: values.size for name, values in sample.items()} == {"a": 90_000, "b": 1}
+    assert here._sample(gradients) is gradients
+    speed = measure_codec("3lc:s=1.00,coder=rice", [sample])
+    assert 0.1 < speed.bits < 4
+    assert speed.encode_seconds > 0
+
+
+def test_lines_to_paste_suit_the_optimizer() -> None:
+    """Where the network is slow; an adaptive optimizer gets LocalSteps."""
+    layer = nn.Linear(8, 8)
+    plan = here.make_plan(*_slow_network())
+    assert plan.pays
+    hook = here._lines(plan, None)
+    assert hook[0].startswith("state = gradwire.torch.GradwireState(codec='3lc")
+    local = here._lines(plan, [AdamW(layer.parameters())])
+    assert local[-1].startswith(
+        "optimizer = gradwire.torch.LocalSteps(optimizer, model, codec='3lc"
+    )
+
+
+def _slow_network() -> tuple[here.Profile, here.Cluster]:
+    from gradwire_lab.plan.profile import CodecSpeed, Layer
+
+    speed = CodecSpeed(encode_seconds=1e-9, decode_seconds=1e-9, bits=0.5, pull_bits=0.5)
+    layers = (Layer("weight", (1000, 1000), 0.01),)
+    profile = here.Profile("m", 2, 0.01, 0.0, layers, {"3lc:s=1.00,coder=rice": speed})
+    return profile, here.Cluster(2, 1e7)
+
+
+def test_without_the_laboratory_advise_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gradwire_lab.plan.here", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install gradwire-lab"):
+        advise(nn.Linear(1, 1), lambda module: None)
