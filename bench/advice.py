@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -82,7 +81,11 @@ def run_rank(arguments: argparse.Namespace) -> None:
     join(arguments.rank, arguments.workers)
     if arguments.probe_only:
         links = probe(ranks_per_machine=1)
-        found = {"links": links.describe(), "bandwidth": links.bandwidth, "latency": links.latency}
+        found: dict[str, Any] = {
+            "links": links.describe(),
+            "bandwidth": links.bandwidth,
+            "latency": links.latency,
+        }
     else:
         model, step = make(arguments.model, arguments.rank)
         advice = advise(model, step, codecs=_CODECS[1:], ranks_per_machine=1)
@@ -145,4 +148,4 @@ def measure(arguments: argparse.Namespace, codec: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,9 +19,11 @@ from torch.optim import AdamW
 from cli_runner import run
 from gradwire.torch import advise, loopback
 from gradwire_lab.plan import here, links
+from gradwire_lab.plan.advise import make_plan
+from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.links import Links
-from gradwire_lab.plan.measure import measure_codec
-from gradwire_lab.plan.profile import PlanError
+from gradwire_lab.plan.measure import gradients_of, measure_codec
+from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile
 
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 _PROGRAM = """
@@ -110,7 +112,7 @@ def test_codecs_are_timed_on_a_share_of_each_tensor() -> None:
     model = nn.ParameterDict({"a": torch.zeros(1000, 900), "b": torch.zeros(10)})
     for parameter in model.values():
         parameter.grad = torch.randn_like(parameter)
-    gradients = here.gradients_of(model)
+    gradients = gradients_of(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(here, "_SAMPLED", 90_000)
         sample = here._sample(gradients)
@@ -124,7 +126,7 @@ def test_codecs_are_timed_on_a_share_of_each_tensor() -> None:
 def test_lines_to_paste_suit_the_optimizer() -> None:
     """Where the network is slow; an adaptive optimizer gets LocalSteps."""
     layer = nn.Linear(8, 8)
-    plan = here.make_plan(*_slow_network())
+    plan = make_plan(*_slow_network())
     assert plan.pays
     hook = here._lines(plan, None)
     assert hook[0].startswith("state = gradwire.torch.GradwireState(codec='3lc")
@@ -134,13 +136,11 @@ def test_lines_to_paste_suit_the_optimizer() -> None:
     )
 
 
-def _slow_network() -> tuple[here.Profile, here.Cluster]:
-    from gradwire_lab.plan.profile import CodecSpeed, Layer
-
+def _slow_network() -> tuple[Profile, Cluster]:
     speed = CodecSpeed(encode_seconds=1e-9, decode_seconds=1e-9, bits=0.5, pull_bits=0.5)
     layers = (Layer("weight", (1000, 1000), 0.01),)
-    profile = here.Profile("m", 2, 0.01, 0.0, layers, {"3lc:s=1.00,coder=rice": speed})
-    return profile, here.Cluster(2, 1e7)
+    profile = Profile("m", 2, 0.01, 0.0, layers, {"3lc:s=1.00,coder=rice": speed})
+    return profile, Cluster(2, 1e7)
 
 
 def test_without_the_laboratory_advise_says_what_to_install(
