@@ -72,7 +72,6 @@ def to_bytes(state: StateDict) -> bytes:
     return buffer.getvalue()
 
 
-@ordinary_tensors()
 def _on_host(state: Any) -> Any:
     """The state with all tensors in dictionaries, lists and tuples on the CPU."""
     if isinstance(state, torch.Tensor):
@@ -84,6 +83,7 @@ def _on_host(state: Any) -> Any:
     return state
 
 
+@ordinary_tensors()
 def from_bytes(saved: bytes) -> StateDict:
     """Runs no code that the bytes may hold."""
     state: StateDict = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)

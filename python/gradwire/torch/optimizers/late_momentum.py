@@ -133,7 +133,7 @@ class LocalMomentum:
         self._parameters = parameters
         # What the parameters would be with 32 bits: small steps are not lost by rounding.
         self._exact = [
-            p.detach() if p.dtype == a.dtype else a.detach().clone()
+            p if p.dtype == a.dtype else a.detach().clone()
             for p, a in zip(parameters, anchors, strict=True)
         ]
         self._anchors = anchors

@@ -52,7 +52,7 @@ class Piece:
         start: Where the values are in the bucket: first the average, then the change.
         is_owed: Whether a residual keeps the codec's error, to be sent later. Without a residual
             the owner takes over the values that every rank got.
-        in_replica: The values that every rank has, on the host.
+        copied: The values that every rank has, on the host, if the parameter is elsewhere.
     """
 
     name: str
@@ -62,15 +62,15 @@ class Piece:
     values: nn.Parameter
     start: int
     is_owed: bool
-    in_replica: torch.Tensor
+    copied: torch.Tensor | None
 
     @property
-    def is_view(self) -> bool:
-        """Whether `in_replica` is the replica's memory."""
-        return self.replica.device.type == "cpu"
+    def in_replica(self) -> torch.Tensor:
+        """The values that every rank has, on the host, to be read."""
+        return self.read_replica() if self.copied is None else self.copied
 
     def read_replica(self) -> torch.Tensor:
-        """The values that every rank has, from where they are."""
+        """The same from where they are."""
         return _part(self.replica, self.offset, self.values.numel())
 
 
@@ -114,16 +114,17 @@ class Shard:
             if segment["owner"] != rank:
                 continue
             name, offset, size = segment["name"], segment["tensor_offset"], segment["numel"]
-            in_replica = _part(replicas[name], offset, size).cpu()
+            values = _part(replicas[name], offset, size).cpu().clone()
+            is_elsewhere = replicas[name].device.type != "cpu"
             piece = Piece(
                 name,
                 offset,
                 parameters[name],
                 replicas[name],
-                nn.Parameter(in_replica.clone()),
+                nn.Parameter(values),
                 segment["bucket_offset"],
                 world_size > 1 and keeps_residual(segment["pull_codec"]),
-                in_replica,
+                values.clone() if is_elsewhere else None,
             )
             self.pieces.append(piece)
         for group in self.optimizer.param_groups:
@@ -162,8 +163,8 @@ class Shard:
 
     def _read_replicas(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            if not piece.is_view:
-                piece.in_replica.copy_(piece.read_replica())
+            if piece.copied is not None:
+                piece.copied.copy_(piece.read_replica())
 
     def _has_gradient(self) -> list[bool]:
         """Whether some rank has a gradient of it, for each piece."""
@@ -204,8 +205,8 @@ class Shard:
             now = piece.in_replica + part if is_applied else piece.in_replica
             if has_gradient and not piece.is_owed:
                 piece.values.copy_(now)
-            if not piece.is_view:
-                piece.in_replica.copy_(now)
+            if piece.copied is not None:
+                piece.copied.copy_(now)
 
     @ordinary_tensors()
     def take_over(self, names: Sequence[str], residuals: Iterable[Residual]) -> None:

@@ -138,7 +138,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         layout = replica.settings.bucket_layout(self._bucket.tensors, world_size)
         self._marks_non_finite = world_size > 1 and keeps_residuals(layout)
         # Of 16-bit parameters, every rank keeps the values that are rounded to them.
-        self._wide = [wide_of(parameter) for parameter in replica.parameters]
+        self._wide = [p if p.dtype == torch.float32 else wide_of(p) for p in replica.parameters]
         wide = dict(zip(replica.names, self._wide, strict=True))
         shard.take(dict(replica.named), wide, layout, rank, world_size)
         mine = [piece.values for piece in shard.pieces]
