@@ -107,9 +107,9 @@ def test_some_ranks_are_a_group(cluster: Cluster) -> None:
 
 
 def sum_over_the_backend() -> list[float]:
-    if not hasattr(dist.Backend, "GRADWIRE"):
-        register_backend(min_numel=1)
-    group = dist.new_group(backend="gradwire")
+    if not hasattr(dist.Backend, "SUMMED"):
+        register_backend(min_numel=1, name="summed")
+    group = dist.new_group(backend="summed")
     values = torch.randn(300, generator=torch.Generator().manual_seed(dist.get_rank()))
     dist.all_reduce(values, group=group)
     dist.barrier(group)
