@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,20 @@ def parameter() -> torch.nn.Parameter:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _forget_others() -> Iterator[None]:
+    """Watches of trainings that earlier tests of this process have left."""
+    gc.collect()
+    others = dict(_global_optimizer_post_hooks)
+    _global_optimizer_post_hooks.clear()
+    yield
+    _global_optimizer_post_hooks.update(others)
+
+
+def waiting() -> int:
+    return len(_global_optimizer_post_hooks)
+
+
 @pytest.mark.parametrize("name", [*ADAPTIVE, "Adafactor"])
 def test_adaptive_optimizers_are_known_by_their_state(name: str) -> None:
     weight = parameter()
@@ -53,7 +68,7 @@ def test_adaptive_optimizers_are_known_by_their_state(name: str) -> None:
     assert said.startswith(f"{name} learns several times too slowly from gradients compressed with")
     assert "import LocalSteps; " in said
     assert f"LocalSteps({name}(...), model, codec='3lc:s=1.00,coder=rice')" in said
-    assert len(_global_optimizer_post_hooks) == 0, "nothing is left after the answer"
+    assert waiting() == 0, "nothing is left after the answer"
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -62,7 +77,7 @@ def test_other_optimizers_raise_no_warning(name: str, momentum: float) -> None:
     weight = parameter()
     options = {"momentum": momentum} if name == "SGD" else {}
     assert watch_one_step(getattr(torch.optim, name)([weight], lr=0.1, **options), weight) == []
-    assert len(_global_optimizer_post_hooks) == 0
+    assert waiting() == 0
 
 
 class OfSomeoneElse(torch.optim.Optimizer):
@@ -101,10 +116,10 @@ def test_an_optimizer_of_other_parameters_is_none_of_its_business() -> None:
     watch = OptimizerWatch([parameter()], "3lc:s=1", rank=0)
     torch.optim.Adam([parameter()]).step()
     assert watch.remarks == ()
-    assert len(_global_optimizer_post_hooks) == 1, "it still waits"
+    assert waiting() == 1, "it still waits"
     del watch
     gc.collect()
-    assert len(_global_optimizer_post_hooks) == 0
+    assert waiting() == 0
 
 
 @pytest.mark.parametrize("adaptive_first", [True, False])
@@ -147,7 +162,7 @@ def test_close_codecs(codec: str, coarse: bool) -> None:
 def test_a_codec_that_sends_closely_needs_no_watch() -> None:
     watch = OptimizerWatch([parameter()], "int8", rank=0)
     assert watch.remarks == ()
-    assert len(_global_optimizer_post_hooks) == 0
+    assert waiting() == 0
 
 
 @pytest.mark.parametrize("place", ["hook", "sharded", "frozen"])

@@ -38,6 +38,7 @@ def writing_to(*tensors: torch.Tensor) -> AbstractContextManager[object]:
     return torch.inference_mode() if is_inference else contextlib.nullcontext()
 
 
+_NO_BYTES = np.empty(0, dtype=np.uint8)
 EXCHANGED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of parameters
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
@@ -204,11 +205,11 @@ def require_memory(name: str, gradient: torch.Tensor) -> None:
         raise TypeError(f"the gradient of {name} is {flaw}")
 
 
-def pack(tensors: Iterable[torch.Tensor]) -> Bytes:
-    """The bytes of the tensors' values, one after the other."""
+def pack(tensors: Iterable[torch.Tensor], head: Bytes = _NO_BYTES) -> Bytes:
+    """`head`, and then the bytes of the tensors' values, one after the other."""
     parts = [tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
     bytes_of_each = [part.view(-1).view(torch.uint8).numpy() for part in parts]
-    return np.concatenate(bytes_of_each) if parts else np.empty(0, dtype=np.uint8)
+    return np.concatenate([head, *bytes_of_each])
 
 
 def unpack(message: Bytes, tensors: Sequence[torch.Tensor]) -> None:

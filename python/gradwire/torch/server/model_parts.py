@@ -265,7 +265,7 @@ class ServerPart(Part[ServerSide]):
         return self._message_of(self._replica)
 
     def _message_of(self, tensors: Sequence[torch.Tensor]) -> Bytes:
-        return np.concatenate([version_message(self.exchange.version), pack(tensors)])
+        return pack(tensors, version_message(self.exchange.version))
 
     @ordinary_tensors()
     def follow(self) -> None:
