@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, Muon, Optimizer
 
 from frozen import INPUTS, Distances, loss
-from gradwire.torch import LocalSteps, compress, loopback
+from gradwire.torch import LocalSteps, ShardedOptimizer, compress, loopback
 from gradwire.torch.optimizer_list import OptimizerList
 from ways import integers
 
@@ -221,3 +221,9 @@ def test_states_and_groups_are_those_of_the_parts() -> None:
     assert len(whole.state) == 8
     with pytest.raises(ValueError, match="zip"):
         OptimizerList(parts[:1]).load_state_dict(saved)
+
+
+def test_who_takes_a_list_is_named() -> None:
+    model = Distances()
+    with pytest.raises(TypeError, match=r"the first is a list \(LocalSteps takes several\)"):
+        ShardedOptimizer(muon_and_adamw(model), model)  # type: ignore[arg-type]

@@ -35,7 +35,10 @@ def require_optimizer(optimizer: object, others: str) -> None:
     already. others: what the other arguments are."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"the first argument is the optimizer, and {others}; the first is a {name}")
+        hint = " (LocalSteps takes several)" if isinstance(optimizer, list | tuple) else ""
+        raise TypeError(
+            f"the first argument is the optimizer, and {others}; the first is a {name}{hint}"
+        )
     if isinstance(optimizer, WrappingOptimizer):
         raise TypeError(f"{name} exchanges already: give the optimizer that it was made with")
 

@@ -134,10 +134,10 @@ class Store:
             raise next(iter(damage.values()))
         start = "nothing" if current is None else f"version {current}"
         raise StaleBaseError(
-            f"{self.folder.place}: no way leads from {start} to version {newest}: it has no full "
-            "version after it, and a delta between them is missing or builds on a checkpoint "
-            f"({self._origin(newest)}). Load that checkpoint and start from version 0, or let the "
-            "publisher make a full version: publish(..., anchor=True)"
+            f"{self.folder.place}: no way leads from {start} to version {newest}: no version after "
+            "it is a full one, and a delta is missing or starts from the publisher's checkpoint "
+            f"({self._origin(newest)}). Load that checkpoint and take Subscriber(..., version=0), "
+            "or let the publisher make a full version: publish(..., anchor=True)"
         )
 
     def _search(

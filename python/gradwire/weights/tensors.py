@@ -235,7 +235,10 @@ def _view(name: str, values: Any) -> View | None:
     if is_torch(values):
         values = values.detach()
         if values.is_meta or values.is_sparse or values.is_quantized:
-            raise WeightsError(f"tensor {name!r} has no plain values: {values.layout}, meta or so")
+            raise WeightsError(
+                f"tensor {name!r} has no plain values: it is {values.dtype}, {values.layout}, on "
+                f"{values.device}"
+            )
     elif hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
         values = np.asarray(values) if hasattr(values, "__array__") else np.from_dlpack(values)
     else:

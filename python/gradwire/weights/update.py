@@ -135,7 +135,7 @@ class Update:
             if twice:
                 raise DamagedVersionError(
                     f"version {self.version}: tensor {min(twice)!r} stands in two parts; each rank "
-                    "publishes shards of its own"
+                    "publishes shards of its own, and one of them what all ranks have"
                 )
             merged.entries |= other.entries
             merged.blobs |= other.blobs
