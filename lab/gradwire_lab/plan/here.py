@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.links import Links, probe
 from gradwire_lab.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of, mean, measure_codec
 from gradwire_lab.plan.print_plan import print_plan
-from gradwire_lab.plan.profile import MessageCosts, PlanError, Profile
+from gradwire_lab.plan.profile import CodecSpeed, MessageCosts, PlanError, Profile
 from gradwire_lab.plan.recorder import StepRecorder, profile_of, without_exchange
+from gradwire_lab.train import messages
 
 _SAMPLED = 4_000_000  # values on which codecs are timed
 _TRANSPORT = """
@@ -98,20 +99,21 @@ def advise(
     with torch.no_grad():
         for tensor, values in before:
             tensor.copy_(values)
-    speeds = {codec: measure_codec(codec, gradients) for codec in codecs}
-    ranks, numel = links.ranks, sum(p.numel() for p in model.parameters() if p.requires_grad)
-    measured: list[Any] = [None] * ranks
-    dist.all_gather_object(measured, (marks, speeds))
-    transport: list[Any] = [None]
+    speeds = {codec: asdict(measure_codec(codec, gradients)) for codec in codecs}
+    measured = messages.gather({"marks": marks, "speeds": speeds})
+    numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    transport: dict[str, float] = {}
     if dist.get_rank() == 0:
-        transport = [_measure_transport(max(2, links.ranks_per_machine), numel)]
-    dist.broadcast_object_list(transport)
-    costs = MessageCosts(**transport[0])
-    profile = profile_of(type(model).__name__, model, [of_rank for of_rank, _ in measured])
+        transport = _measure_transport(max(2, links.ranks_per_machine), numel)
+    costs = MessageCosts(**messages.broadcast(transport))
+    profile = profile_of(type(model).__name__, model, [each["marks"] for each in measured])
     profile = Profile(
         **{
             **vars(profile),
-            "codecs": {codec: mean([speeds[codec] for _, speeds in measured]) for codec in codecs},
+            "codecs": {
+                codec: mean([CodecSpeed(**each["speeds"][codec]) for each in measured])
+                for codec in codecs
+            },
             "transport": costs,
             "how": {"machine": describe_machine(), "build": describe_build()},
         }

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
 from gradwire_lab.plan.profile import PlanError
+from gradwire_lab.train import messages
 
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 30
 _ROUNDS, _PINGS = 5, 15
@@ -96,8 +97,7 @@ def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:
 
 def _count_ranks_here() -> int:
     """Raises PlanError unless every machine has the same number of consecutive ranks."""
-    said: list[tuple[str, str | None]] = [("", None)] * dist.get_world_size()
-    dist.all_gather_object(said, (socket.gethostname(), os.environ.get("LOCAL_WORLD_SIZE")))
+    said = messages.gather([socket.gethostname(), os.environ.get("LOCAL_WORLD_SIZE")])
     counts = {count for _, count in said}
     if None not in counts and len(counts) == 1:
         return int(counts.pop() or 1)
