@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from cli_runner import run
-from gradwire.weights import Publisher, Subscriber
+from gradwire.weights import Publisher, Subscriber, target
 from states import assert_same, state_of
 
 
@@ -46,6 +46,21 @@ def test_a_checkpoint_is_patched_in_place(tmp_path: Path, sharded: bool) -> None
     assert f"{old}: tensor '" in again.err
     assert "delta from version 0 to version 1 was made for: its values are others" in again.err
     assert_same(load(old), state_of(2))
+
+
+def test_who_stops_a_patch_is_told_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(target, "apply_blob", stop)
+    stopped = run("patch", old, tmp_path / "d")
+    assert stopped.code == 130
+    assert f"gradwire: {old} is neither the old checkpoint nor the new one now" in stopped.err
 
 
 def test_the_result_can_be_another_file(tmp_path: Path) -> None:

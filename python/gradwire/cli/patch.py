@@ -17,6 +17,7 @@ from gradwire.cli.output import (
     report_beside,
     say,
     track,
+    warn,
 )
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.update import read_update
@@ -45,7 +46,12 @@ def patch(
     with errors_name(old):
         checkpoint.check(update)
         if output is None:
-            checkpoint.apply(update, track("patch"))
+            try:
+                checkpoint.apply(update, track("patch"))
+            except BaseException:  # an interrupt, too
+                if checkpoint.version is None:
+                    warn(f"{old} is neither the old checkpoint nor the new one now: copy one anew")
+                raise
             checkpoint.forget()
         else:
             checkpoint.write_copy(update, target, track("patch"))
