@@ -110,7 +110,8 @@ def make(name: str, rank: int) -> tuple[Any, Callable[[Any], None]]:
     from gradwire_lab.train import data, models
     from gradwire_lab.train.options import from_options
 
-    settings = from_options({"model": name, "workers": 2, "exchange": "sharded", "every": 1})
+    options = {"model": name, "workers": 2, "steps": 100, "exchange": "sharded", "every": 1}
+    settings = from_options(options)
     images = data.load(settings.data, settings.data_dir)
     model = models.build(name, *images.shape, seed=0, width=settings.width, dropout=0.0)
     batches = images.batches(settings.batch, 2, rank % 2, 0)

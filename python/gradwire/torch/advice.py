@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from gradwire.errors import missing
 from gradwire.torch.optimizer_list import Optimizers
 
 
@@ -44,7 +45,6 @@ def advise(
     try:
         here = importlib.import_module("gradwire_lab.plan.here")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"advise needs {error.name}: pip install gradwire-lab", name=error.name
-        ) from error
+        lacking = missing("gradwire-lab, which has the model of time, is", "./lab")
+        raise ModuleNotFoundError(lacking, name=error.name) from error
     return here.advise(model, step, optimizer, **options)
