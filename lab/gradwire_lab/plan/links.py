@@ -12,7 +12,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from gradwire.torch.buckets.bucket_runner import LOCAL_WORLD_SIZE, count_on_each_host
 from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
+from gradwire_lab.plan.meters import time_together
 from gradwire_lab.plan.profile import PlanError
 from gradwire_lab.train import messages
 
@@ -97,13 +99,13 @@ def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:
 
 def _count_ranks_here() -> int:
     """Raises PlanError unless every machine has the same number of consecutive ranks."""
-    said = messages.gather([socket.gethostname(), os.environ.get("LOCAL_WORLD_SIZE")])
+    said = messages.gather([socket.gethostname(), os.environ.get(LOCAL_WORLD_SIZE)])
     counts = {count for _, count in said}
     if None not in counts and len(counts) == 1:
         return int(counts.pop() or 1)
     hosts = [host for host, _ in said]
-    here = hosts.count(hosts[0])
-    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(here)]:
+    here = count_on_each_host(hosts)
+    if here is None:
         raise PlanError(
             "a plan needs the same number of consecutive ranks on every machine; ranks 0 to "
             f"{len(hosts) - 1} are on {', '.join(hosts)}"
@@ -127,7 +129,7 @@ def _rate(target_of: Callable[[int], int], seconds: float) -> float:
                 assert work is not None, "this rank is in the group"
                 work.wait()
 
-        return _time_together(both)
+        return _time_of_all(both)
 
     size = _FIRST_BYTES
     send(size)  # makes connections
@@ -159,11 +161,8 @@ def _latency(first: int, second: int) -> float:
     return float(found)
 
 
-def _time_together(call: Callable[[], None]) -> float:
+def _time_of_all(call: Callable[[], None]) -> float:
     """Seconds from when all ranks begin to when the last one ends."""
-    dist.barrier()
-    began = time.perf_counter()
-    call()
-    taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+    taken = torch.tensor(time_together(call), dtype=torch.float64)
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return float(taken)

@@ -54,7 +54,7 @@ class MessageMeter:
         this rank does not compute."""
         for kind, seconds in self._seconds.items():
             self._kind = kind
-            seconds += [_time_together(take_step or self._wait) for _ in range(_BLOCK)]
+            seconds += [time_together(take_step or self._wait) for _ in range(_BLOCK)]
         self._kind = _ALONE
 
     def close(self) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def measure_bytes(values: int, rounds: int) -> tuple[float, float]:
     for _ in range(1 + rounds):  # the first makes connections and takes memory
         for index in range(len(buckets)):
             for way in (exchange, reduce):
-                seconds[way, index].append(_time_together(partial(way, index)))
+                seconds[way, index].append(time_together(partial(way, index)))
     session.close()
 
     def seconds_of_bytes(way: Callable[[int], None]) -> float:
@@ -114,7 +114,7 @@ def _job(step: int, values: torch.Tensor, index: int = 0) -> BucketJob:
     return BucketJob(step=step, index=index, tensors=tensors, values=values)
 
 
-def _time_together(call: Callable[[], object]) -> float:
+def time_together(call: Callable[[], object]) -> float:
     """Seconds of a call that all ranks begin at once."""
     dist.barrier()
     began = time.perf_counter()

@@ -18,6 +18,16 @@ def parts_of(optimizer: Optimizers) -> list[Optimizer]:
     return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
+def each_parameter(
+    optimizer: Optimizers,
+) -> Iterator[tuple[Optimizer, dict[str, Any], torch.Tensor]]:
+    """All parameters in the order of the groups, each with the part and the group that step it."""
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                yield part, group, parameter
+
+
 def name_of(optimizer: Optimizers) -> str:
     """As errors, statistics and states call it: "AdamW", or "Muon and AdamW"."""
     return " and ".join(type(part).__name__ for part in parts_of(optimizer))

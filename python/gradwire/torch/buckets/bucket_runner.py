@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -46,6 +47,14 @@ from gradwire.torch.stats import (
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # of torchrun: its processes on this machine
 
 
+def count_on_each_host(hosts: Sequence[str]) -> int | None:
+    """How many consecutive ranks each host has. hosts: of all ranks. None: their numbers differ, or
+    ranks of a host are not consecutive."""
+    count = hosts.count(hosts[0])
+    is_even = hosts == [host for host in dict.fromkeys(hosts) for _ in range(count)]
+    return count if is_even else None
+
+
 def agree_on_machines(settings: ExchangeSettings, wire: Transport) -> int:
     """The number of ranks on one machine, which is the same on every rank of the wire.
 
@@ -65,8 +74,8 @@ def agree_on_machines(settings: ExchangeSettings, wire: Transport) -> int:
         check_machines(given, wire.world_size, origin)
         return given
     hosts = gather(socket.gethostname(), wire)
-    given = hosts.count(hosts[0])
-    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(given)]:
+    given = count_on_each_host(hosts)
+    if given is None:
         raise ValueError(
             "the exchange needs the same number of consecutive ranks on every machine; "
             f"ranks 0 to {len(hosts) - 1} are on {', '.join(hosts)}. Start them so, "

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
-from gradwire.torch.optimizer_list import parts_of
+from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.parameters import ordinary_tensors, wide_of
 
 ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
@@ -38,9 +38,7 @@ def momentum_of_each(optimizer: Optimizer) -> list[float]:
     """The first of `betas` for each parameter; 0 for those that no Adam steps."""
     return [
         float(group["betas"][0]) if isinstance(part, ADAMS) else 0.0
-        for part in parts_of(optimizer)
-        for group in part.param_groups
-        for _ in group["params"]
+        for part, group, _ in each_parameter(optimizer)
     ]
 
 

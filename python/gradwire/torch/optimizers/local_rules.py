@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 from gradwire.errors import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
-from gradwire.torch.optimizer_list import parts_of
+from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE
@@ -58,9 +58,7 @@ class LocalRules:
         known = {id(part) for part in parts_of(optimizer) if isinstance(part, _OF_SECOND_MOMENTS)}
         return [
             self.correct_noise and (not known or id(part) in known)
-            for part in parts_of(optimizer)
-            for group in part.param_groups
-            for _ in group["params"]
+            for part, _, _ in each_parameter(optimizer)
         ]
 
     @staticmethod
