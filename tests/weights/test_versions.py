@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -267,6 +268,58 @@ def test_published_dtype_and_names(store: Place) -> None:
 def test_a_name_given_twice_is_refused(store: Place) -> None:
     with pytest.raises(WeightsError, match=r"two tensors have the name 'x'"):
         Publisher(store, rename={"y": "x"}).publish({"x": torch.ones(1), "y": torch.ones(1)})
+
+
+def test_a_name_that_no_tensor_has_is_refused(store: Place) -> None:
+    """A misspelled key of rename= would leave the tensor under its own name."""
+    publisher = Publisher(store, rename={"W": "x", "n": "m"})
+    with pytest.raises(WeightsError, match=r"rename='W': no tensor .* tensors are n, w, \.\.\."):
+        publisher.publish({"w": torch.ones(1), "n": torch.ones(1)})
+    assert Subscriber(store).fetch() is None
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_names_of_other_ranks_may_be_renamed(store: Place, wrong: bool) -> None:
+    names = {"a": "x", "b": "y"} | ({"c": "z"} if wrong else {})
+
+    def publish_rank(rank: int) -> None:
+        one = Publisher(store, rename=names, rank=rank, ranks=2, run="job", patience=2)
+        one.publish({"ab"[rank]: torch.full((3,), float(rank))})
+
+    def publish_last() -> None:
+        with contextlib.suppress(WeightsError):  # rank 0 commits nothing
+            publish_rank(1)
+
+    thread = threading.Thread(target=publish_last)
+    thread.start()
+    if wrong:
+        with pytest.raises(WeightsError, match=r"rename='c': no tensor .* tensors are x, y"):
+            publish_rank(0)
+    else:
+        publish_rank(0)
+    thread.join()
+    subscriber = Subscriber(store)
+    target: State = {}
+    assert (subscriber.fetch() is None) == wrong
+    if not wrong:
+        subscriber.apply_(target)
+        assert sorted(target) == ["x", "y"]
+
+
+def test_a_home_is_spelled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` in Python is expanded as a shell does, not made a folder of this name."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    state = {"w": torch.ones(1000)}
+    safetensors.torch.save_file(state, home / "base.safetensors")
+    Publisher("~/store", base="~/base.safetensors").publish(state)
+    assert list(home.glob("store/*.json"))
+    Subscriber(home / "store", local=Path("~/base.safetensors")).fetch()
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(WeightsError, match=r"~nobody-here/x: no such home is known"):
+        Publisher("~nobody-here/x")
 
 
 def test_fold_and_prune(tmp_path: Path) -> None:

@@ -48,7 +48,18 @@ def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
     text = os.fspath(place)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
-    return RemoteFolder(text) if "://" in text else LocalFolder(Path(text))
+    return RemoteFolder(text) if "://" in text else LocalFolder(local_path(text))
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    """The path on this machine; `~` stands for a home, as in a shell."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:  # ~nobody-here/x
+        raise WeightsError(
+            f"{os.fspath(place)}: no such home is known; write the whole path, or ./~name for a "
+            "folder of that name"
+        ) from None
 
 
 class LocalFolder(Folder):

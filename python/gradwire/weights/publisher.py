@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,22 @@ import numpy as np
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
 from gradwire.weights.errors import ConflictError, WeightsError
-from gradwire.weights.folder import Folder
+from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.manifest import Manifest, Part, Writer, label_of, part_name
 from gradwire.weights.store import Store, wait_for
-from gradwire.weights.tensors import Bytes, View, converted, dtype_named, tied_names, views_of
+from gradwire.weights.tensors import (
+    Bytes,
+    View,
+    converted,
+    dtype_named,
+    tensors_of,
+    tied_names,
+    views_of,
+)
 from gradwire.weights.update import Entry, Update, read_head, write_update
 
 _LATE = 10.0  # seconds that a part of an earlier version may be late
+_SHOWN = 3  # names of tensors in an error
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class Publisher:
         anchor_every: Every so many versions a full one is published, too, from which new receivers
             can start. 0: never.
         dtype: The dtype in which floats are published, such as "bfloat16": what receivers see.
-        rename: Gives a tensor's name in the store: a function, or a dictionary in which other names
-            may be missing.
+        rename: Gives a tensor's name in the store: a function, or a dictionary of the names that
+            change. Each name in it must be that of a tensor, of this rank or another.
         rank: This rank, where several publish shards of their own. Rank 0 commits a version when
             the parts of all ranks are there.
         ranks: How many ranks publish.
@@ -95,6 +103,8 @@ class Publisher:
         self._dtype = None if dtype is None else dtype_named(dtype)
         if self._dtype is not None and not self._dtype.startswith(("F", "BF")):
             raise WeightsError(f"dtype={dtype}: floats are published as floats, such as bfloat16")
+        self._names = rename if isinstance(rename, Mapping) else {}
+        self._unmatched: list[str] = []  # of these names: no tensors of this rank have them
         self._rename = _renaming(rename)
         self._rank, self._ranks, self._threads = rank, ranks, threads
         self._writer = Writer.here(run)
@@ -123,7 +133,11 @@ class Publisher:
         """
         started = time.perf_counter()
         self._calls += 1
-        views = views_of(state, self._rename)
+        own = tensors_of(state)
+        views = views_of(own, self._rename)
+        self._unmatched = [name for name in self._names if name not in own]
+        if self._ranks == 1:
+            self._refuse_names(self._unmatched, own)
         if not self._opened:
             self._open(views)
         self._settle()
@@ -186,7 +200,7 @@ class Publisher:
         if isinstance(self._base, Mapping):
             found = views_of(self._base)
         else:
-            found = Checkpoint(Path(self._base), self._threads).views("c")
+            found = Checkpoint(local_path(self._base), self._threads).views("c")
             if not found:
                 raise WeightsError(f"base {os.fspath(self._base)}: no .safetensors files are there")
         mine = {
@@ -252,6 +266,9 @@ class Publisher:
             return self._await_manifest(label)
         found = [self._await_part(label, rank) for rank in range(self._ranks)]
         merged = Update(version, None).merge(update for update, _ in found)
+        published = {entry.name for entry in merged.entries.values()}
+        absent = [name for name in self._unmatched if self._names[name] not in published]
+        self._refuse_names(absent, published)
         bases = [update.base for update, _ in found if update.base is not None]
         manifest = Manifest(
             version,
@@ -296,6 +313,15 @@ class Publisher:
             )
         self._refuse_others(found.version)
         return found
+
+    def _refuse_names(self, absent: Sequence[str], present: Iterable[str]) -> None:
+        """Raises WeightsError if names of `rename` are of no tensor."""
+        if absent:
+            some = ", ".join(sorted(present)[:_SHOWN]) or "none"
+            raise WeightsError(
+                f"rename={absent[0]!r}: no tensor has this name, and nothing was published; "
+                f"tensors are {some}, ..."
+            )
 
     def _refuse_others(self, version: int) -> None:
         """Raises ConflictError if the version exists and is not this publisher's."""

@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
 from gradwire.weights.errors import StaleBaseError, WeightsError
-from gradwire.weights.folder import Folder
+from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.store import Store
 from gradwire.weights.target import Target
 from gradwire.weights.update import Update
@@ -80,7 +79,7 @@ class Subscriber:
             raise WeightsError("version= is that of a model without local=, which knows its own")
         self._store = Store(store, patience, threads)
         self._threads = threads
-        self._local = None if local is None else Checkpoint(Path(local), threads)
+        self._local = None if local is None else Checkpoint(local_path(local), threads)
         self._version = version if self._local is None else self._local.version
         self._pending: Update | None = None
 
