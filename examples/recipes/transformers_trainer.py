@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a callback registers the hook on the wrapped model.
+"""Hugging Face Trainer: the changes of its AdamW are compressed.
 
 torchrun --nproc-per-node 2 examples/recipes/transformers_trainer.py
 """
@@ -7,9 +7,9 @@ import tempfile
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.contrib.transformers import GradwireCallback
 
 
 class Counting(Dataset):
@@ -22,17 +22,6 @@ class Counting(Dataset):
         start = torch.randint(64, (1,), generator=torch.Generator().manual_seed(index))
         tokens = (start + torch.arange(32)) % 64
         return {"input_ids": tokens, "labels": tokens}
-
-
-class CompressGradients(TrainerCallback):
-    """Registers the hook when the Trainer has put the model into DDP."""
-
-    def __init__(self, trainer: Trainer, state: GradwireState) -> None:
-        self.trainer = trainer
-        self.state = state
-
-    def on_train_begin(self, *_, **__) -> None:
-        self.trainer.model_wrapped.register_comm_hook(self.state, gradwire_hook)
 
 
 torch.manual_seed(0)
@@ -50,15 +39,13 @@ with tempfile.TemporaryDirectory() as folder:
         report_to="none",
         disable_tqdm=True,
     )
-    trainer = Trainer(model, arguments, train_dataset=Counting())
-    state = GradwireState(codec="qsgd:bits=4")  # the Trainer's optimizer is AdamW
-    trainer.add_callback(CompressGradients(trainer, state))
+    gradwire = GradwireCallback(every=2)
+    trainer = Trainer(model, arguments, train_dataset=Counting(), callbacks=[gradwire])
     trainer.train()
 
 if trainer.is_world_process_zero():
     for entry in trainer.state.log_history:
         if "loss" in entry:
             print(f"step {entry['step']}: loss {float(entry['loss']):.3f}")
-    print(state.stats())
-state.close()
+    print(gradwire.stats())
 torch.distributed.destroy_process_group()

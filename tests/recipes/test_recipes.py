@@ -22,9 +22,8 @@ def require(package: str) -> None:
     ("package", "example", "ranks", "ratios"),
     [
         ("lightning", "lightning_ddp", 0, [20.0]),
-        ("accelerate", "accelerate_ddp", 2, [20.0]),
         ("accelerate", "accelerate_adamw", 2, [20.0]),
-        ("transformers", "transformers_trainer", 2, [6.0]),
+        ("transformers", "transformers_trainer", 2, [30.0, 15.0]),
         ("flwr", "flower_fedavg", 0, [3.7, 25.0]),
     ],
 )

@@ -1,1 +1,1 @@
-"""What builds on gradwire and serves one framework or one paper: Flower, torchft, QSVRG."""
+"""What builds on gradwire and serves one framework or one paper."""

@@ -79,7 +79,7 @@ def compress(
         way, why = FullyShardComm, "fully_shard has sharded the model"
     else:
         way, why = LocalSteps, "each rank can step the plain model itself"
-    _check(options, way, why)
+    check_options("compress", options, way, why)
     made = way(model=model, optimizer=optimizer, codec=codec, **options)
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(made, gradwire_hook)
@@ -91,8 +91,8 @@ def compress(
     return made
 
 
-def _check(options: Mapping[str, Any], way: type, why: str) -> None:
-    """Raises TypeError for an option that the way lacks."""
+def check_options(owner: str, options: Mapping[str, Any], way: type, why: str) -> None:
+    """Raises TypeError for an option that the way lacks, which the user gave to `owner`."""
     known, local = (
         {name: p.default for name, p in inspect.signature(each).parameters.items()}
         for each in (way, LocalSteps)
@@ -100,7 +100,7 @@ def _check(options: Mapping[str, Any], way: type, why: str) -> None:
     for name in options:
         if name not in known and name in local:
             raise TypeError(
-                f"{name} is for LocalSteps, and compress takes {way.__name__}, because {why}"
+                f"{name} is for LocalSteps, and {owner} takes {way.__name__}, because {why}"
             )
         if name not in known:
-            raise TypeError(describe_unknown("compress", name, known))
+            raise TypeError(describe_unknown(owner, name, known))

@@ -29,7 +29,7 @@ def find_module(state: object, parameters: Sequence[torch.Tensor]) -> Distribute
     """
     modules: list[DistributedDataParallel] = [
         candidate
-        for candidate in _objects()
+        for candidate in all_objects()
         # There are hundreds of thousands of objects, and issubclass of an abstract class is slow.
         if DistributedDataParallel in type(candidate).__mro__
         and isinstance(candidate, DistributedDataParallel)
@@ -91,7 +91,7 @@ def check_ranks(module: DistributedDataParallel, group: dist.ProcessGroup | None
     )
 
 
-def _objects() -> Iterable[object]:
+def all_objects() -> Iterable[object]:
     """All that the garbage collector knows. It does not list objects that gc.freeze() has set
     aside: those are reached from the modules, from the threads' frames and from all others."""
     listed = gc.get_objects()

@@ -1,0 +1,103 @@
+"""Accelerate with a compressed exchange.
+
+model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+exchange = compress(accelerator, model, optimizer, "small", every=30)
+...
+exchange.finish()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwire.errors import missing
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "gradwire.contrib.accelerate needs Accelerate: " + missing("accelerate", "'.[recipes]'"),
+        name=error.name,
+    ) from error
+
+from gradwire.contrib.way import Way
+
+
+def compress(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: AcceleratedOptimizer,
+    codec: str | None = None,
+    **options: Any,
+) -> Way:
+    """Compresses what a training with Accelerate sends, by the hook of DistributedDataParallel, or
+    by LocalSteps if `every` or `schedule` is given.
+
+    With LocalSteps DDP averages nothing. `accelerator.clip_grad_norm_` would clip by one rank's
+    gradient: give `clip_norm=` in its place. Evaluate inside `with way.agreed():`, and call
+    `way.finish()` when the training ends: then the ranks' models are equal.
+
+    `accelerator.save_state` and `load_state` have the state, too: each rank adds a file
+    `gradwire_RANK.pt` to the folder. Call this first, then `load_state`.
+
+    Args:
+        model: As `accelerator.prepare` returned it.
+        optimizer: As `accelerator.prepare` returned it.
+        codec: As text. None: the default of the way.
+        options: Further arguments of GradwireState or LocalSteps.
+
+    Raises:
+        TypeError: The optimizer is not prepared, or the class that is taken lacks an option.
+        RuntimeError: There is a single process, or FSDP or DeepSpeed.
+        Further errors: Those of GradwireState or LocalSteps.
+    """
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise TypeError(
+            "compress takes the optimizer that accelerator.prepare returned, not "
+            f"{type(optimizer).__name__}"
+        )
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise RuntimeError(
+            f"gradwire.contrib.accelerate is for DistributedDataParallel, and this is {kind.value}"
+        )
+    way = Way("gradwire.contrib.accelerate.compress", codec, options)
+    step_with(way, model, optimizer)
+
+    def on_save(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
+        way.save(folder)
+        with way.agreed():
+            for place, saved in enumerate(models):
+                if saved in (model, way.model):
+                    weights[place] = saved.state_dict()
+
+    def on_load(models: list[nn.Module], folder: str) -> None:
+        way.show_own()
+        if way.is_local:
+            way.exchange.after_load = lambda: way.load(folder)  # the model is loaded before it
+        else:
+            way.load(folder)
+
+    accelerator.register_save_state_pre_hook(on_save)
+    accelerator.register_load_state_pre_hook(on_load)
+    return way
+
+
+def step_with(way: Way, model: nn.Module, optimizer: AcceleratedOptimizer, **defaults: Any) -> None:
+    """Attaches the way to what Accelerate has prepared: until `way.detach()`, `optimizer` steps the
+    optimizer of the way. defaults: as in Way.attach."""
+    way.detach()
+    inner = optimizer.optimizer
+    stepped = way.attach(model, inner, **defaults)
+    if stepped is not inner:
+        _put_into(optimizer, stepped)
+        way.undo.callback(_put_into, optimizer, inner)
+
+
+def _put_into(optimizer: AcceleratedOptimizer, inner: Optimizer) -> None:
+    AcceleratedOptimizer.__init__(optimizer, inner, device_placement=False, scaler=optimizer.scaler)

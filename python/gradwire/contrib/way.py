@@ -1,0 +1,215 @@
+"""What the adapters of training frameworks share: a way to train, and its state in files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import gradwire.torch
+from gradwire._core import checksum32
+from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.checkpoint import save
+from gradwire.torch.door import check_options
+from gradwire.torch.parameters import ordinary_tensors, uncompiled
+
+_LOCAL = ("every", "schedule")  # options that make it LocalSteps
+
+
+class LocalSteps(gradwire.torch.LocalSteps):
+    """To a framework this is the wrapped optimizer, whose state it saves and loads. The state of
+    LocalSteps is each rank's own, and `Way.save` and `Way.load` have it."""
+
+    def state_dict(self) -> Any:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._optimizer.load_state_dict(state)
+        self.after_load()
+
+    def after_load(self) -> None:
+        """Replaced by an adapter whose framework loads the optimizer last."""
+
+
+class Way:
+    """The hook of DistributedDataParallel, or LocalSteps where `every` or `schedule` is given.
+
+    Args:
+        owner: The name that users call, for errors.
+        codec: As text, or None for the default.
+        options: Further arguments of GradwireState or LocalSteps.
+
+    Attributes:
+        is_local: Whether it is LocalSteps.
+        model: The module inside DistributedDataParallel.
+        undo: What `detach` does, the last first.
+
+    Raises:
+        TypeError: The class that is taken lacks an option.
+    """
+
+    def __init__(self, owner: str, codec: str | None, options: Mapping[str, Any]) -> None:
+        self.is_local = not options.keys().isdisjoint(_LOCAL)
+        kind = LocalSteps if self.is_local else GradwireState
+        why = f"every= is {'' if self.is_local else 'not '}given"
+        check_options(owner, options, kind, why)
+        self._owner = owner
+        self._options = {"codec": codec, **options}
+        self._exchange: GradwireState | LocalSteps | None = None
+        self.model: nn.Module | None = None
+        self._own: list[tuple[torch.Tensor, torch.Tensor]] = []  # while the agreed ones are there
+        self.undo = contextlib.ExitStack()
+
+    @property
+    def exchange(self) -> Any:
+        """The GradwireState or LocalSteps. Raises RuntimeError before the first training."""
+        if self._exchange is None:
+            raise RuntimeError(f"{self._owner} makes its exchange when the training begins")
+        return self._exchange
+
+    def stats(self) -> Any:
+        """Counters over all steps of this rank; as text it is a report."""
+        return self.exchange.stats()
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, **defaults: Any) -> Optimizer:
+        """Returns the optimizer that the framework shall step from now on.
+
+        Args:
+            model: In DistributedDataParallel; a plain one is for LocalSteps.
+            defaults: Options where the user gave none.
+
+        Raises:
+            RuntimeError: There is one process.
+            Further errors: Those of GradwireState or LocalSteps.
+        """
+        inner = uncompiled(model)
+        ddp = inner if isinstance(inner, DistributedDataParallel) else None
+        if not dist.is_initialized() or (ddp is None and not self.is_local):
+            raise RuntimeError(
+                f"{self._owner} compresses what several processes send, and this is one without "
+                "DistributedDataParallel: start the program with torchrun --nproc-per-node 2"
+            )
+        self.detach()
+        options = {**defaults, **self._options}
+        plain = model if ddp is None else ddp.module
+        if self.is_local:
+            if ddp is not None:  # which would average gradients, and buffers of the model
+                self.undo.enter_context(ddp.no_sync())
+            self._exchange = optimizer = LocalSteps(optimizer, plain, **options)
+            self.undo.callback(optimizer.close)
+        elif ddp is not None and not _is_hooked(ddp, self._exchange):
+            self._exchange = GradwireState(model=ddp, optimizer=optimizer, **options)
+            ddp.register_comm_hook(self._exchange, gradwire_hook)
+        self.model = plain
+        return optimizer
+
+    def detach(self) -> None:
+        """Gives optimizer and model back. The hook stays, because DDP takes none back."""
+        self.show_own()
+        self.undo.close()
+
+    def finish(self) -> None:
+        """Makes the ranks' models equal."""
+        self.show_own()
+        if isinstance(self._exchange, LocalSteps):
+            self._exchange.synchronize()
+
+    def show_agreed(self) -> None:
+        """Puts the weights on which all ranks agreed last into the model, to evaluate or to save
+        it. Moves no values: the parameters look at other memory meanwhile."""
+        if self._own or not isinstance(self._exchange, LocalSteps):
+            return
+        agreed = self._exchange.anchors()
+        assert self.model is not None
+        for name, parameter in self.model.named_parameters():
+            if name in agreed:
+                self._own.append((parameter, parameter.data))
+                parameter.data = agreed[name].to(parameter.dtype)
+
+    def show_own(self) -> None:
+        """Takes `show_agreed` back."""
+        for parameter, values in self._own:
+            parameter.data = values
+        self._own.clear()
+
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Inside, the model has the weights on which all ranks agreed last."""
+        was_shown = bool(self._own)
+        self.show_agreed()
+        try:
+            yield
+        finally:
+            if not was_shown:
+                self.show_own()
+
+    # Files -------------------------------------------------------------------------------------
+
+    def file_of(self, checkpoint: str | Path) -> Path:
+        """This rank's file in a folder, or beside a file."""
+        name, path = f"gradwire_{dist.get_rank()}.pt", Path(checkpoint).resolve()
+        return path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
+
+    def save(self, checkpoint: str | Path) -> None:
+        """Saves this rank's state to `file_of(checkpoint)`, with its own values of what differs
+        between ranks."""
+        with self.agreed():
+            model = self._checksums()
+        shown = dict(self._own)
+        own = {
+            name: shown.get(tensor, tensor).detach() for name, tensor in self._differing().items()
+        }
+        save({"gradwire": self._state_dict(), "own": own, "model": model}, self.file_of(checkpoint))
+
+    def fits(self, checkpoint: str | Path) -> bool:
+        """Whether `save` wrote there with the model that has been loaded."""
+        file = self.file_of(checkpoint)
+        return file.exists() and _read(file)["model"] == self._checksums()
+
+    @ordinary_tensors()
+    def load(self, checkpoint: str | Path) -> None:
+        """Goes on from a saved state. The model and the optimizer have been loaded.
+
+        Raises FileNotFoundError, and ValueError for a state of another rank, world size, codec or
+        model.
+        """
+        saved = _read(self.file_of(checkpoint))
+        for name, tensor in self._differing().items():
+            tensor.detach().copy_(saved["own"][name])
+        if isinstance(self._exchange, LocalSteps):
+            gradwire.torch.LocalSteps.load_state_dict(self._exchange, saved["gradwire"])
+        else:
+            self.exchange.load_state_dict(saved["gradwire"])
+
+    def _state_dict(self) -> dict[str, Any]:
+        if isinstance(self._exchange, LocalSteps):
+            return gradwire.torch.LocalSteps.state_dict(self._exchange)
+        return self.exchange.state_dict()
+
+    def _differing(self) -> dict[str, torch.Tensor]:
+        """Tensors of the model that are each rank's own."""
+        if not self.is_local:
+            return {}
+        assert self.model is not None
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return {**trained, **dict(self.model.named_buffers())}
+
+    def _checksums(self) -> list[int]:
+        assert self.model is not None
+        tensors = (p.detach().cpu().contiguous() for p in self.model.parameters())
+        return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+
+
+def _is_hooked(model: DistributedDataParallel, state: object) -> bool:
+    return any(own is state for _, own in model._comm_hooks)
+
+
+def _read(file: Path) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)

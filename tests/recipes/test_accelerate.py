@@ -1,0 +1,75 @@
+"""gradwire.contrib.accelerate on two ranks (accelerate_jobs.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("accelerate", reason="scripts/test.sh recipes installs it")
+
+import torch
+from accelerate import Accelerator
+
+from gradwire.contrib.accelerate import compress
+from torchrun import run_program
+
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    folder = tmp_path_factory.mktemp("accelerate")
+    run_program(Path(__file__).with_name("accelerate_jobs.py"), 2, arguments=[str(folder)])
+    return [json.loads((folder / f"found_{rank}.json").read_text("utf-8")) for rank in range(2)]
+
+
+def test_all_ranks_end_with_the_same_model(ranks: list[Found]) -> None:
+    first, second = ({**rank, "agreed": rank["agreed"][1], "ratio": 0} for rank in ranks)
+    assert first == second
+
+
+def test_the_hook_with_raw_is_ddp(ranks: list[Found]) -> None:
+    assert ranks[0]["hook raw"] == ranks[0]["ddp"]
+
+
+@pytest.mark.parametrize("name", ["local", "local scaled"])
+def test_local_steps_are_those_written_by_hand(ranks: list[Found], name: str) -> None:
+    """With a schedule of learning rates; `scaled`: and with a GradScaler."""
+    assert ranks[0][name] == ranks[0]["local by hand"]
+    assert ranks[0]["ratio"] > 10
+
+
+@pytest.mark.parametrize("way", ["local", "hook"])
+def test_a_resumed_training_ends_with_the_same_bits(ranks: list[Found], way: str) -> None:
+    """save_state and load_state in the middle, for `local` between two exchanges."""
+    assert ranks[0][f"{way} resumed"] == ranks[0][f"{way} whole"]
+
+
+def test_the_agreed_weights_are_there_for_a_while(ranks: list[Found]) -> None:
+    (before, agreed, after), (others, _, _) = (rank["agreed"] for rank in ranks)
+    assert before == after
+    assert len({before, agreed, others}) == 3
+
+
+def test_a_checkpoint_has_the_weights_of_the_last_exchange(ranks: list[Found]) -> None:
+    assert ranks[0]["saved is agreed"] is True
+
+
+def test_detach_gives_the_optimizer_back(ranks: list[Found]) -> None:
+    assert ranks[0]["detached"] == "AdamW"
+
+
+def test_what_is_not_prepared_is_refused(ranks: list[Found]) -> None:
+    assert "that accelerator.prepare returned" in ranks[0]["not prepared"]
+    assert "without DistributedDataParallel" in ranks[0]["plain model"]
+
+
+def test_a_single_process_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    linear = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(linear, torch.optim.SGD(linear.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="start the program with torchrun"):
+        compress(accelerator, model, optimizer, every=2)
