@@ -11,15 +11,20 @@ from typer import Context, Option
 
 from gradwire.cli.output import complete_codec, complete_exchange, terminal
 from gradwire_lab.train import options, run, settings, worker
+from gradwire_lab.train.config import OPTION, read_config
 from gradwire_lab.train.settings import TrainSettings
 
 _OUT_HELP = (
     "Write a JSON file of each run there as soon as it ends, and don't repeat the runs that are "
     "there."
 )
+_CONFIG_HELP = (
+    "Settings from a file: TOML with their names in the JSON report, such as learning_rate = 0.1, "
+    "or a report itself (a .json file). Options of the command line win."
+)
 _PAGE_HELP = "Write a web page with interactive pictures there: one file that needs no network."
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-# The groups of the options in the help; `_signature` adds the four of `train` to the last.
+# The groups of the options in the help; `_signature` adds the five of `train` to the last.
 _PANELS = {
     "What to train and compare": (
         *("codecs", "model", "width", "data", "data_dir", "steps", "seed", "seeds"),
@@ -60,6 +65,7 @@ _COMPLETED = {"codecs": complete_codec, "exchange": complete_exchange}
 
 def train(
     context: Context,
+    config: Annotated[Path | None, Option(OPTION, metavar="FILE", help=_CONFIG_HELP)] = None,
     json_path: Annotated[
         str | None, Option("--json", metavar="PATH", help="Write the report there; - for stdout.")
     ] = None,
@@ -74,6 +80,9 @@ def train(
     given bandwidth (needs root; otherwise times are modelled). Under torchrun it joins the ranks
     that are there, on the network that is there.
     """
+    in_file = {} if config is None else read_config(config)
+    typed = {name for name in given if _is_typed(context, name)}
+    given |= {name: value for name, value in in_file.items() if name not in typed}
     chosen = options.from_options(given)
     console = terminal(is_on_stderr=json_path == "-")
     outputs = run.Destinations(json_path, plots, out, page)
@@ -81,10 +90,15 @@ def train(
     if place is None:
         run.train_here(chosen, outputs, console)
         return
-    workers_given = str(context.get_parameter_source("workers")).endswith("COMMANDLINE")
+    workers_given = "workers" in typed | in_file.keys()
     if place[0] == 0 and (given["bandwidth"] not in (None, "none") or workers_given):
         console.print("Under torchrun --workers and --bandwidth do nothing.", style="bold")
     run.train_under_torchrun(chosen, outputs, console, *place)
+
+
+def _is_typed(context: Context, name: str) -> bool:
+    """Whether the option stands in the command line, rather than having its default."""
+    return str(context.get_parameter_source(name)).endswith("COMMANDLINE")
 
 
 def _signature() -> inspect.Signature:
