@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradwire.torch import loopback
+from gradwire.weights import Publisher, Subscriber
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -25,6 +28,14 @@ def test_the_first_program_is_the_example(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_second_program_runs() -> None:
+    def run(rank: int) -> None:
+        names = {"group": None, "Publisher": Publisher, "Subscriber": Subscriber}
+        exec(compile(PROGRAMS[1], "page", "exec"), names)
+
+    loopback.run(2, run)
+
+
+def test_the_third_program_runs() -> None:
     names = {"old": {"x": torch.zeros(5)}, "new": {"x": torch.ones(5)}}
-    exec(compile(PROGRAMS[1], "page", "exec"), names)
+    exec(compile(PROGRAMS[2], "page", "exec"), names)
     assert torch.equal(names["old"]["x"], torch.ones(5))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gradwire.torch.checkpoint import save
     from gradwire.torch.door import Compressed, compress
     from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
+    from gradwire.torch.group_folder import GroupFolder
     from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
     from gradwire.torch.network import loopback
     from gradwire.torch.network.sealed_store import host_store
@@ -58,6 +59,7 @@ __all__ = [
     "Execution",
     "FullyShardComm",
     "GradwireState",
+    "GroupFolder",
     "LocalStats",
     "LocalSteps",
     "Members",
@@ -91,6 +93,7 @@ _HOMES = {
     "gradwire.torch.checkpoint": ("save",),
     "gradwire.torch.door": ("Compressed", "compress"),
     "gradwire.torch.fsdp.fully_shard_comm": ("FullyShardComm",),
+    "gradwire.torch.group_folder": ("GroupFolder",),
     "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
     "gradwire.torch.network.sealed_store": ("host_store",),
     "gradwire.torch.optimizers.diloco": ("DiLoCo",),

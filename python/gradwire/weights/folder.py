@@ -94,6 +94,36 @@ class LocalFolder(Folder):
         (self._path / name).unlink(missing_ok=True)
 
 
+class MemoryFolder(Folder):
+    """Files of this process alone."""
+
+    place = "memory"
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        try:
+            return self._files[name][begin:end]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def write(
+        self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
+    ) -> None:
+        data = b"".join(pieces)
+        if not only_new:
+            self._files[name] = data
+        elif self._files.setdefault(name, data) is not data:
+            raise FileExistsError(name)
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def remove(self, name: str) -> None:
+        self._files.pop(name, None)
+
+
 class RemoteFolder(Folder):
     """A prefix that fsspec opens. Each file is put at once, as object stores do it whole."""
 

@@ -48,6 +48,8 @@ class Kind(IntEnum):
     EXPELLED = 10  # the servers took this worker for dead
     UNUSED = 11  # which tensors of the next packet's bucket have no gradient, by rank (Unused)
     ALIKE = 12  # digests of what must be equal in the next packet's step, by rank (Alike)
+    ASK = 13  # what a receiver of weights wants of a folder, as JSON
+    ANSWER = 14  # bytes of a file of that folder
 
     @property
     def label(self) -> str:
