@@ -6,12 +6,10 @@ backward pass, so these tests have processes of their own.
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,7 +24,8 @@ from torch.optim import SGD, AdamW
 import array_device
 from array_device import DEVICE, counts
 from cluster import Cluster
-from frozen import INPUTS, Distances
+from delayed_device import DelayedStage, Streams
+from frozen import INPUTS, Distances, Layer
 from gradwire.torch import (
     GradwireState,
     LocalSteps,
@@ -175,6 +174,40 @@ def test_the_host_waits_once_a_bucket(ranks: Cluster) -> None:
     assert found["to_device"] == 2  # the bucket and the inputs
     ((found, _),) = ranks.run(1, count_waits, {"every": 4})
     assert found["to_host"] == 2 / 4
+
+
+def count_copies(way: str, further: int) -> dict[str, float]:
+    """For a step of all ranks together, beside the inputs."""
+    steps = 6
+
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        total: torch.Tensor = module(integers(INPUTS, seed=step).to(DEVICE))
+        return total
+
+    def job(rank: int, steps: int) -> None:
+        model = Distances()
+        for place in range(further):
+            model.add_module(f"further{place}", Layer(4, 4))
+        training = build(way, array_device.to_device(model))
+        training.run(steps, loss)
+        training.close()
+
+    warnings.simplefilter("ignore")
+    found = []
+    for count in (steps, 2 * steps):
+        counts.clear()
+        loopback.run(min(WAYS[way].ranks), partial(job, steps=count))
+        found.append(counts.copy())
+    first, second = found
+    return {name: (second[name] - first[name]) / steps for name in second if name != "bytes"}
+
+
+@pytest.mark.parametrize("way", [way for way in IN_STEP if not WAYS[way].is_elastic])
+def test_no_way_copies_or_waits_for_each_parameter(ranks: Cluster, way: str) -> None:
+    (few,) = ranks.run(1, count_copies, way, 0)
+    (many,) = ranks.run(1, count_copies, way, 12)
+    assert few == many
+    assert not few.get("waits")
 
 
 # 16 bits ----------------------------------------------------------------------------------------
@@ -443,129 +476,49 @@ def test_what_cannot_be_exchanged_is_named(ranks: Cluster, kind: str, said: str)
 # Streams ----------------------------------------------------------------------------------------
 
 
-class Stream:
-    """Work that a thread does in order, as a device does."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._last: Future[None] = Future()
-        self._last.set_result(None)
-
-    def enqueue(self, work: Any) -> Future[None]:
-        before, done = self._last, Future[None]()
-        self._last = done
-
-        def run() -> None:
-            before.result()
-            work()
-            done.set_result(None)
-
-        threading.Thread(target=run, daemon=True).start()
-        return done
-
-    def record_event(self) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=self.enqueue(lambda: None).result)
-
-    def wait_event(self, event: SimpleNamespace) -> None:
-        self.enqueue(event.synchronize)
-
-    def synchronize(self) -> None:
-        self._last.result()
-
-
-class Streams:
-    """A module of a device, as torch.cuda is one."""
-
-    def __init__(self) -> None:
-        self.Stream = Stream
-        self.main, self._here = Stream(), threading.local()
-
-    def current_stream(self, device: Any = None) -> Stream:
-        found: Stream = getattr(self._here, "stream", self.main)
-        return found
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._here.stream = self.current_stream(), stream
-        yield
-        self._here.stream = before
-
-    @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        yield
-
-
-class SlowCopier(staging.Copier):
-    """Copies that take a while, on the current stream."""
-
-    SECONDS = 0.05
-    streams: Streams
-
-    def to_host(self, values: torch.Tensor, host: torch.Tensor) -> None:
-        self._copy(host, values)
-
-    def to_device(self, host: torch.Tensor, values: torch.Tensor) -> None:
-        self._copy(values, host)
-
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        def work() -> None:
-            time.sleep(self.SECONDS)
-            target.copy_(source)
-
-        self.streams.current_stream().enqueue(work)
-
-
-@contextmanager
-def slow_device() -> Iterator[Streams]:
-    """The CPU plays a device with streams."""
-    streams = SlowCopier.streams = Streams()
-    with (
-        mock.patch.object(torch, "get_device_module", return_value=streams),
-        mock.patch.object(staging, "Copier", SlowCopier),
-    ):
-        yield streams
+SECONDS = 0.05  # of a copy
 
 
 def test_a_copy_begins_after_the_work_that_makes_the_values() -> None:
     values = torch.zeros(1000)
-    with slow_device() as streams:
-        stage = staging.CopyStage(torch.device("cuda:0"))
+    stage = DelayedStage(lambda _: SECONDS)
 
-        def fill() -> None:
-            time.sleep(0.05)
-            values.fill_(3.0)
+    def fill() -> None:
+        time.sleep(SECONDS)
+        values.fill_(3.0)
 
-        streams.main.enqueue(fill)
-        fetched = stage.fetch(values)
-        with stage.on_host(values, fetched) as host:
-            assert host.eq(3.0).all()
-            host.mul_(2)
-        stage.settle()
-        assert values.eq(6.0).all()
-        # Work that waits for the stream finds the new values.
-        with stage.after(None):
-            mark = stage.mark(values)
-        mark.synchronize()
+    stage.streams.main.enqueue(fill)
+    fetched = stage.fetch(values)
+    with stage.on_host(values, fetched) as host:
+        assert host.eq(3.0).all()
+        host.mul_(2)
+    stage.settle()
+    assert values.eq(6.0).all()
+    # Work that waits for the stream finds the new values.
+    with stage.after(None):
+        mark = stage.mark(values)
+    mark.synchronize()
 
 
 def test_copies_of_one_bucket_and_work_on_another_overlap() -> None:
     """Three buckets are fetched at once; the engine works on one while others are copied."""
     buckets = [torch.full((1000,), float(i)) for i in range(3)]
-    with slow_device():
-        stage = staging.CopyStage(torch.device("cuda:0"))
-        fetched = [stage.fetch(bucket) for bucket in buckets]
-        order = []
-        for bucket, copy in zip(buckets, fetched, strict=True):
-            with stage.on_host(bucket, copy) as host:
-                order.append(float(host[0]))
-                time.sleep(SlowCopier.SECONDS)  # the engine
-                host.add_(10)
-        began = time.perf_counter()
-        stage.settle()
-        waited = time.perf_counter() - began
+    stage = DelayedStage(lambda _: SECONDS)
+    fetched = [stage.fetch(bucket) for bucket in buckets]
+    order = []
+    for bucket, copy in zip(buckets, fetched, strict=True):
+        with stage.on_host(bucket, copy) as host:
+            order.append(float(host[0]))
+            time.sleep(SECONDS)  # the engine
+            host.add_(10)
+    assert stage.stream.waits == len(buckets)
+    began = time.perf_counter()
+    stage.settle()
+    waited = time.perf_counter() - began
     assert order == [0.0, 1.0, 2.0]
     assert [float(bucket[0]) for bucket in buckets] == [10.0, 11.0, 12.0]
     # Nothing waited for a copy back but this: at most three are left, of which two have begun.
-    assert waited < 3 * SlowCopier.SECONDS + 1.0
+    assert waited < 3 * SECONDS + 1.0
     assert "1,000" not in stage.remarks()[0]
     assert "24,000 bytes in 3 buckets" in stage.remarks()[0]
 
@@ -590,14 +543,13 @@ def test_only_where_streams_order_them_copies_are_queued(module: Any) -> None:
 
 def test_host_memory_is_used_again() -> None:
     values = torch.zeros(1000)
-    with slow_device():
-        stage = staging.CopyStage(torch.device("cuda:0"))
-        places = set()
-        for i in range(4):
-            with stage.on_host(values) as host:
-                places.add(host.data_ptr())
-                assert float(host[0]) == i  # what was copied back before
-                host.add_(1)
-        stage.settle()
+    stage = DelayedStage(lambda _: SECONDS)
+    places = set()
+    for i in range(4):
+        with stage.on_host(values) as host:
+            places.add(host.data_ptr())
+            assert float(host[0]) == i  # what was copied back before
+            host.add_(1)
+    stage.settle()
     assert len(places) == 1
     assert float(values[0]) == 4

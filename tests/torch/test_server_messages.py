@@ -23,7 +23,9 @@ from gradwire.torch.server.group_options import (
     version_message,
 )
 from gradwire.torch.server.model_parts import WorkerPart
+from gradwire.torch.server.server_plan import ServerPlan
 from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.staging import Stage
 
 WORKER, SERVER = 0, 2
 
@@ -42,7 +44,8 @@ def make_part() -> tuple[WorkerPart, list[nn.Parameter]]:
     layout = Layout([("weight", [8, 8]), ("bias", [5])], 3, "3lc", servers=1)
     tensors = [nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(5))]
     named = list(zip(("weight", "bias"), tensors, strict=True))
-    return WorkerPart(0, (layout, named), WORKER, ServerSettings()), tensors
+    plan = ServerPlan(ServerSettings(), named, layout, [(layout, named)], None, Stage())
+    return WorkerPart(0, (layout, named), WORKER, plan), tensors
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 12, 8 + 4 * 69 - 4, 8 + 4 * 69 - 1, 8 + 4 * 69 + 4])

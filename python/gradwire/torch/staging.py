@@ -82,6 +82,17 @@ class Stage:
         """
         yield values
 
+    def beside(self, values: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for values that come and go again and again: `bring` and `put`. On
+        the CPU it is the values themselves."""
+        return values
+
+    def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        """Copies the values to their place on the host, and waits."""
+
+    def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        """Copies the values from their place on the host, and waits."""
+
     def settle(self) -> None:
         """Waits until changed values are back on the device."""
 
@@ -181,21 +192,40 @@ class CopyStage(_Streaming):
 
     @contextlib.contextmanager
     def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
-        started = time.perf_counter()
-        host, copied = fetched or self.fetch(values)
-        if copied is not None:
-            copied.synchronize()  # the only wait for the device
-        self._seconds += time.perf_counter() - started
+        with self._counting():
+            host, copied = fetched or self.fetch(values)
+            if copied is not None:
+                copied.synchronize()  # the only wait for the device
         try:
             yield host.view(values.shape)
-            started = time.perf_counter()
-            with self.after(None):
+            with self._counting(2 * values.nbytes), self.after(None):
                 self._copier.to_device(host, values.view(-1))
-            self._seconds += time.perf_counter() - started
-            self._bytes += 2 * values.nbytes
             self._buckets += 1
         finally:
             self._free[host.dtype, host.numel()].append(host)
+
+    @ordinary_tensors()
+    def beside(self, values: torch.Tensor) -> torch.Tensor:
+        return self._take_memory(values).zero_()
+
+    def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        with self._counting(values.nbytes), self.after(self.mark(values)):
+            self._copier.to_host(values, host)
+            self.settle()
+        self._buckets += 1
+
+    def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        with self._counting(values.nbytes), self.after(self.mark(values)):
+            self._copier.to_device(host, values)
+            self.settle()
+
+    @contextlib.contextmanager
+    def _counting(self, copied: int = 0) -> Iterator[None]:
+        """Counts the time inside, in which so many bytes are copied."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self._bytes += copied
 
     def _take_memory(self, values: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(IndexError):

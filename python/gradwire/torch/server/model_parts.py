@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +28,22 @@ from gradwire.torch.server.group_options import (
     read_version,
     version_message,
 )
-from gradwire.torch.server.server_plan import PartPlan
-from gradwire.torch.server.server_settings import ServerSettings
+from gradwire.torch.server.server_plan import PartPlan, ServerPlan
 from gradwire.torch.shared_parameters import mark_of
+from gradwire.torch.staging import Stage
 
 Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
+Values = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class _Place(NamedTuple):
-    """A parameter, and its values in the bucket in the parameter's shape."""
+    """A parameter, and its values in the bucket in the parameter's shape: `values` on the device of
+    the parameter, `hosted` on the host."""
 
     name: str
     tensor: torch.Tensor
     values: torch.Tensor
+    hosted: torch.Tensor
 
 
 class Part(Generic[Exchange]):
@@ -54,16 +57,37 @@ class Part(Generic[Exchange]):
     exchange: Exchange
     own: list[_Place]
 
-    def __init__(self, number: int, plan: PartPlan) -> None:
-        self.number = number
-        layout, named = plan
-        self.bucket = np.zeros(layout.numel, dtype=np.float32)
-        parts = split_like(torch.from_numpy(self.bucket), [tensor for _, tensor in named])
-        self._places = [_Place(*pair, part) for pair, part in zip(named, parts, strict=True)]
+    def __init__(self, number: int, part: PartPlan, stage: Stage) -> None:
+        self.number: int = number
+        self._stage: Stage = stage
+        layout, named = part
+        tensors = [tensor for _, tensor in named]
+        device = tensors[0].device if tensors else "cpu"
+        self._values: torch.Tensor = torch.zeros(layout.numel, dtype=torch.float32, device=device)
+        self._hosted: torch.Tensor = stage.beside(self._values)
+        self.bucket: Values = self._hosted.numpy()  # the engine's
+        views = [split_like(values, tensors) for values in (self._values, self._hosted)]
+        self._places = [_Place(*pair, *v) for pair, *v in zip(named, *views, strict=True)]
         place_of = {place.name: place for place in self._places}
         self._of_server: defaultdict[int, list[_Place]] = defaultdict(list)
+        # From the first to the last value of a server, which are copied at once: those of other
+        # servers between them are the same on both sides, or nobody reads them.
+        self._spans: dict[int, slice] = {}
         for segment in layout.segments:
-            self._of_server[segment["owner"]].append(place_of[segment["name"]])
+            server, start = segment["owner"], segment["bucket_offset"]
+            self._of_server[server].append(place_of[segment["name"]])
+            first = self._spans.get(server, slice(start, 0)).start
+            self._spans[server] = slice(first, start + segment["numel"])
+
+    def _put(self, server: int) -> None:
+        """Brings the server's values of the bucket to the device."""
+        span = self._spans.get(server, slice(0, 0))
+        self._stage.put(self._hosted[span], self._values[span])
+
+    def _bring(self, server: int) -> None:
+        """Brings the server's values of the bucket to the host."""
+        span = self._spans.get(server, slice(0, 0))
+        self._stage.bring(self._values[span], self._hosted[span])
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -98,9 +122,10 @@ class WorkerPart(Part[WorkerSide]):
     """
 
     @ordinary_tensors()
-    def __init__(self, number: int, plan: PartPlan, rank: int, settings: ServerSettings) -> None:
-        super().__init__(number, plan)
-        self.exchange = WorkerSide(plan[0], rank, self._pull, **settings.of_exchange())
+    def __init__(self, number: int, part: PartPlan, rank: int, plan: ServerPlan) -> None:
+        super().__init__(number, part, plan.stage)
+        settings = plan.settings
+        self.exchange = WorkerSide(part[0], rank, self._pull, **settings.of_exchange())
         self.own = self._places
         self.unused_everywhere: set[str] = set()
         self._rank = rank
@@ -118,8 +143,9 @@ class WorkerPart(Part[WorkerSide]):
     def fill_with_gradients(self, factor: float) -> None:
         """Copies the gradients, times `factor`, into the bucket. Raises TypeError for a sparse
         gradient."""
-        for name, tensor, values in self._places:
+        for name, tensor, values, _ in self._places:
             copy_gradient(name, tensor, values)
+        self._stage.bring(self._values, self._hosted)
         if factor != 1.0:
             self.bucket *= np.float32(factor)
 
@@ -130,13 +156,14 @@ class WorkerPart(Part[WorkerSide]):
     @ordinary_tensors()
     def _pull(self, server: int, version: int) -> None:
         """The bucket has the change of the server's tensors, or the average of their gradients."""
+        self._put(server)
         if self._pulls_gradients:
             self._averaged.append(server)
             return
         self._note_edits(self._of_server[server])
-        for name, tensor, values in self._of_server[server]:
+        for name, tensor, values, _ in self._of_server[server]:
             total = self._wide.get(name, tensor)
-            total.add_(values.to(tensor.device))
+            total.add_(values)
             if total is not tensor:
                 tensor.copy_(total)
             self._marks[name] = mark_of(tensor)
@@ -146,7 +173,7 @@ class WorkerPart(Part[WorkerSide]):
         was_loaded: the user has loaded the servers' values again."""
         if was_loaded:
             self._edited.clear()
-            self._marks = {name: mark_of(tensor) for name, tensor, _ in self._places}
+            self._marks = {name: mark_of(tensor) for name, tensor, *_ in self._places}
         self._note_edits(self._places)
         for name in self._edited:
             raise RuntimeError(
@@ -156,7 +183,7 @@ class WorkerPart(Part[WorkerSide]):
             )
 
     def _note_edits(self, places: Iterable[_Place]) -> None:
-        for name, tensor, _ in places:
+        for name, tensor, *_ in places:
             mark = mark_of(tensor)
             if not self._pulls_gradients and self._marks.get(name, mark) != mark:
                 self._edited.append(name)
@@ -168,7 +195,7 @@ class WorkerPart(Part[WorkerSide]):
         self._averaged, self.unused_everywhere = [], set()
         places = [p for s in averaged for p in self._of_server[s] if p.name not in unused]
         with ordinary_tensors():
-            for _, tensor, values in places:
+            for _, tensor, values, _ in places:
                 if tensor.grad is None:
                     tensor.grad = torch.empty_like(tensor)
                 tensor.grad.copy_(values)
@@ -198,7 +225,7 @@ class WorkerPart(Part[WorkerSide]):
             return {}
         return {
             name: self._wide.get(name, tensor).detach().float().cpu().clone()
-            for name, tensor, _ in self._places
+            for name, tensor, *_ in self._places
         }
 
     @ordinary_tensors()
@@ -207,7 +234,7 @@ class WorkerPart(Part[WorkerSide]):
         self._take_over(self._places, [model[place.name] for place in self._places])
 
     def _take_over(self, places: Sequence[_Place], values: Sequence[torch.Tensor]) -> None:
-        for (name, tensor, _), wide in zip(places, values, strict=True):
+        for (name, tensor, *_), wide in zip(places, values, strict=True):
             tensor.copy_(wide)
             if tensor.dtype != torch.float32 and not self._pulls_gradients:
                 self._wide[name] = wide.to(tensor.device, copy=True)
@@ -224,15 +251,17 @@ class ServerPart(Part[ServerSide]):
     def __init__(
         self,
         number: int,
-        plan: PartPlan,
+        part: PartPlan,
         rank: int,
-        settings: ServerSettings,
+        plan: ServerPlan,
         update: Callable[[ServerPart], None],
     ) -> None:
         """update: turns the averages in the bucket into the model's change."""
-        super().__init__(number, plan)
+        super().__init__(number, part, plan.stage)
+        settings = plan.settings
+        self._rank = rank
         on_average = None if settings.pulls_gradients else partial(update, self)
-        self.exchange = ServerSide(plan[0], rank, on_average, **settings.of_exchange())
+        self.exchange = ServerSide(part[0], rank, on_average, **settings.of_exchange())
         self.own = self._of_server[rank]
         for place in self.own:
             place.tensor.data = place.tensor.data.float()
@@ -271,18 +300,18 @@ class ServerPart(Part[ServerSide]):
     def follow(self) -> None:
         """Adds the change in the bucket, as the workers decode it, to the tensors of CATCH_UP."""
         for place, tensor in zip(self.own, self._replica, strict=False):  # there may be no replica
-            tensor.add_(place.values)
+            tensor.add_(place.hosted)
 
     def named_model(self) -> dict[str, torch.Tensor]:
         """This server's tensors; nothing with pulls="gradients"."""
         if self._pulls_gradients:
             return {}
-        return {name: tensor.detach().clone() for name, tensor, _ in self.own}
+        return {name: tensor.detach().clone() for name, tensor, *_ in self.own}
 
     @ordinary_tensors()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
         """Takes over saved tensors, among which must be those of this server."""
-        for name, tensor, _ in self.own:
+        for name, tensor, *_ in self.own:
             tensor.copy_(model[name])
 
     @ordinary_tensors()
@@ -293,14 +322,16 @@ class ServerPart(Part[ServerSide]):
         the names of tensors that no worker has a gradient of, which are not stepped."""
         if options is not None:
             apply_options(optimizer.param_groups, options)
-        for name, tensor, values in self.own:
-            tensor.grad = None if name in unused else values.to(tensor.device)
+        self._put(self._rank)
+        for name, tensor, values, _ in self.own:
+            tensor.grad = None if name in unused else values
         with _only(optimizer, self.own):
             optimizer.step()
-        for (_, tensor, values), before in zip(self.own, self._before, strict=True):
+        for (_, tensor, values, _), before in zip(self.own, self._before, strict=True):
             tensor.grad = None
             values.copy_(tensor - before)
             before.copy_(tensor)
+        self._bring(self._rank)
 
 
 def _numel(places: Iterable[_Place]) -> int:

@@ -39,7 +39,7 @@ class Serving(Side[ServerPart]):
         """places: with which other processes take the places of lost workers; None: they can't."""
         settings, buffers = plan.settings, plan.buffers
         here = [
-            ServerPart(i, part, rank, settings, self._update)
+            ServerPart(i, part, rank, plan, self._update)
             for i, part in enumerate(plan.parts)
             if not settings.is_tensorwise or _has_values(part[0], rank)
         ]

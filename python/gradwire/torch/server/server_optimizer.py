@@ -242,7 +242,7 @@ class ServerOptimizer(WrappingOptimizer):
             self._plan.layout,
             version=self.version,
             timeline=[] if self._barrier is None else self._barrier.timeline(),
-            remarks=self._optimizer_watch.remarks,
+            remarks=self._plan.stage.remarks() + self._optimizer_watch.remarks,
         )
 
     def _find_scalars(self) -> dict[str, float | None]:

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 from gradwire._core import Layout
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import PART_BITS
-from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
+from gradwire.torch.parameters import NamedTensor, device_of, name_parameters, shapes_of
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.server_settings import INSTEAD, ServerSettings
+from gradwire.torch.staging import Stage, stage_for
 
 # Smaller tensors share a message with those that follow on the same server: a message takes about
 # as long as the encoding of so many values.
@@ -24,13 +25,15 @@ PartPlan = tuple[Layout, Sequence[NamedTensor]]
 
 @dataclass
 class ServerPlan:
-    """named, layout: of the whole model. parts: which each go their way."""
+    """named, layout: of the whole model. parts: which each go their way. stage: of the model's
+    device, on this rank."""
 
     settings: ServerSettings
     named: Sequence[NamedTensor]
     layout: Layout
     parts: Sequence[PartPlan]
     buffers: ModelBuffers | None
+    stage: Stage
 
     def describe(self) -> str:
         """A line for each thing that must be alike."""
@@ -52,7 +55,8 @@ def make_plan(
     settings = settings.with_last_excluded(shapes_of(named))
     layout = settings.layout_of(named)
     parts = _divide(settings, layout, named) if settings.is_tensorwise else [(layout, named)]
-    return ServerPlan(settings, named, layout, parts, buffers)
+    stage = stage_for(device_of(named), takes_kernels=False)
+    return ServerPlan(settings, named, layout, parts, buffers, stage)
 
 
 def _divide(

@@ -35,7 +35,7 @@ class Working(Side[WorkerPart]):
     moved = ("push_bytes", "pull_bytes_received", "values_pushed", "values_received")
 
     def __init__(self, plan: ServerPlan, rank: int, optimizer: Optimizer) -> None:
-        parts = [WorkerPart(i, part, rank, plan.settings) for i, part in enumerate(plan.parts)]
+        parts = [WorkerPart(i, part, rank, plan) for i, part in enumerate(plan.parts)]
         servers = range(plan.settings.workers, plan.settings.world_size)
         super().__init__(plan, rank, optimizer, servers, parts)
         # When each part's last pull arrived, and when it was applied, by time.perf_counter.
