@@ -71,7 +71,7 @@ class Mirror:
                 listed = "\n".join(f"- `{path.name}`" for path in sorted(target.iterdir()))
                 self.write(f"{name}/README.md", f"# {name}\n\n{listed}\n")
             return "/README.md"
-        if target.suffix == ".png":
+        if target.suffix in (".png", ".svg"):
             (self._target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(target, self._target / name)
             return ""

@@ -18,6 +18,7 @@ from gradwire.weights.errors import (
     WeightsError,
 )
 from gradwire.weights.folder import Folder
+from gradwire.weights.nested import flatten, unflatten
 from gradwire.weights.publisher import Published, Publisher
 from gradwire.weights.retention import fold, prune
 from gradwire.weights.subscriber import Applied, Fetched, Subscriber
@@ -37,7 +38,9 @@ __all__ = [
     "WeightsError",
     "changes",
     "diff",
+    "flatten",
     "fold",
     "patch",
     "prune",
+    "unflatten",
 ]

@@ -98,10 +98,12 @@ class Store:
         found.blobs = {key: blob for key, blob in found.blobs.items() if key in wanted}
         return found
 
-    def follow(self, current: int | None, keys: Collection[str] | None = None) -> Update:
-        """One update from the version `current` to the newest: deltas, folded, or a full version
-        and what follows it, whichever is smaller. What is damaged is left aside if that is
-        possible.
+    def follow(
+        self, current: int | None, keys: Collection[str] | None = None, to: int | None = None
+    ) -> Update:
+        """One update from the version `current` to another, by default the newest: deltas, folded,
+        or a full version and what follows it, whichever is smaller. What is damaged is left aside
+        if that is possible.
 
         Raises:
             StaleBaseError: No way leads there.
@@ -109,7 +111,7 @@ class Store:
         """
         damage: dict[str, DamagedVersionError] = {}
         while True:
-            path = self._path(current, damage)
+            path = self._path(self.newest() if to is None else to, current, damage)
             update: Update | None = None
             try:
                 for label in path:
@@ -125,8 +127,9 @@ class Store:
         """The labels of the smallest way to a version; None: there is none."""
         return self._search(version, current, {})
 
-    def _path(self, current: int | None, damage: dict[str, DamagedVersionError]) -> list[str]:
-        newest = self.newest()
+    def _path(
+        self, newest: int, current: int | None, damage: dict[str, DamagedVersionError]
+    ) -> list[str]:
         found = self._search(newest, current, damage)
         if found is not None:
             return found
@@ -144,7 +147,7 @@ class Store:
         self, newest: int, current: int | None, damage: dict[str, DamagedVersionError]
     ) -> list[str] | None:
         if current is not None and current > newest:
-            current = None  # of another chain
+            current = None  # it is after that version, or of another chain
         floor = current or 0
         folded = self._folded() if newest - floor > 1 else {}
         best: dict[int, tuple[int, list[str]]] = {newest: (0, [])}

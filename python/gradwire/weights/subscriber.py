@@ -88,24 +88,32 @@ class Subscriber:
         """The version in use; None: none, or a part of one after an error."""
         return self._version
 
-    def fetch(self) -> Fetched | None:
-        """Fetches and checks the newest version, while the model is in use.
+    def fetch(self, version: int | None = None) -> Fetched | None:
+        """Fetches and checks a version, while the model is in use.
+
+        Args:
+            version: Its number, also of one before that in use; None: the newest.
 
         Returns:
-            What `apply_` will apply; None if the newest version is in use, or none exists.
+            What `apply_` will apply; None if that version is in use, or none exists.
 
         Raises:
-            StaleBaseError: No way leads from the version in use to the newest.
+            WeightsError: The store has no such version.
+            StaleBaseError: No way leads from the version in use to that one.
             DamagedVersionError: Bytes of the store are missing or were changed, and there is no
                 way around them.
         """
         started = time.perf_counter()
         current = self._version if self._pending is None else self._pending.version
         newest = self._store.newest()
-        if newest == 0 or (newest == current and self._pending is None):
+        wanted = newest if version is None else version
+        if version is not None and not 0 < version <= newest:
+            raise WeightsError(f"there is no version {version}; the newest is {newest}")
+        if wanted in (0, self._version):
+            self._pending = None
             return None
-        if newest != current:
-            self._take(current)
+        if wanted != current:
+            self._take(current, wanted)
         update = self._pending
         if update is None:
             raise AssertionError("it was taken")
@@ -161,8 +169,8 @@ class Subscriber:
         if self._pending is not None:
             yield from list_changes(target, self._pending, self._threads)
 
-    def _take(self, current: int | None) -> None:
-        update = self._store.follow(current)
+    def _take(self, current: int | None, wanted: int) -> None:
+        update = self._store.follow(current, to=wanted)
         if update.base is not None and self._pending is not None:
             update = fold_updates(self._pending, update, self._threads)
         if self._local is not None:
@@ -170,5 +178,5 @@ class Subscriber:
                 self._local.check(update)
             except StaleBaseError:  # somebody has changed the files
                 self._version = None
-                update = self._store.follow(None)
+                update = self._store.follow(None, to=wanted)
         self._pending = update
