@@ -1,0 +1,100 @@
+"""gradwire.contrib.sglang against a receiver that does what SGLang's description of the format says
+(pull request 30366: python/sglang/srt, /pull_weights)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import zstandard
+
+from gradwire.contrib.sglang import WeightFolders
+from gradwire.weights import Shard, WeightsError
+from states import assert_same, state_of
+
+
+def pull(local: Path, folders: Path, version: int) -> int:
+    """Brings the checkpoint in the file `local` to a version from the one before; how many tensors
+    have changed."""
+    folder = folders / f"weight_v{version:06d}"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    meta = index["metadata"]
+    assert (int(meta["version"]), int(meta["base_version"])) == (version, version - 1)
+    ways = meta["delta_encoding"], meta["compression_format"], meta["checksum_format"]
+    assert ways == ("xor", "zstd", "adler32")
+    tensors = safetensors.torch.load_file(local)
+    seen: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(file, "numpy") as opened:
+            checksums = opened.metadata()
+            for name in opened.keys():  # noqa: SIM118 - it is no dictionary
+                packed = opened.get_tensor(name)
+                assert packed.dtype == np.uint8
+                seen[name] = file.name
+                region = tensors[name].reshape(-1).view(torch.uint8).numpy()
+                region ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(packed), np.uint8)
+                assert f"{zlib.adler32(region):08x}" == checksums[name]
+    assert index["weight_map"] == seen
+    safetensors.torch.save_file(tensors, local)
+    return len(seen)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "base").mkdir()
+    safetensors.torch.save_file(
+        {**state_of(0), "kept": torch.ones(3)}, tmp_path / "base" / "model.safetensors"
+    )
+    return tmp_path / "base"
+
+
+def test_a_receiver_follows(tmp_path: Path, base: Path) -> None:
+    folders = WeightFolders(tmp_path / "out", base)
+    local = tmp_path / "local.safetensors"
+    local.write_bytes((base / "model.safetensors").read_bytes())
+    for version in range(1, 4):
+        assert folders.publish(state_of(version)) == version == folders.version
+        assert pull(local, tmp_path / "out", version) == 3
+        wanted = {**state_of(version), "kept": torch.ones(3)}
+        assert_same(safetensors.torch.load_file(local), wanted)
+    folders.publish(state_of(3))
+    assert pull(local, tmp_path / "out", 4) == 0
+    assert len(list((tmp_path / "out" / "weight_v000004").iterdir())) == 1
+
+
+def test_dtype_names_and_tied_tensors(tmp_path: Path) -> None:
+    base = tmp_path / "base.safetensors"
+    safetensors.torch.save_file({"model.embed": torch.zeros(40, dtype=torch.bfloat16)}, base)
+    folders = WeightFolders(
+        tmp_path / "out", base, dtype="bfloat16", rename=lambda name: f"model.{name}"
+    )
+    embed = torch.linspace(0, 1, 40)
+    folders.publish({"embed": embed, "head": embed})
+    local = tmp_path / "local.safetensors"
+    local.write_bytes(base.read_bytes())
+    pull(local, tmp_path / "out", 1)
+    assert_same(safetensors.torch.load_file(local), {"model.embed": embed.bfloat16()})
+
+
+def test_what_these_folders_cannot_say_is_refused(tmp_path: Path, base: Path) -> None:
+    folders = WeightFolders(tmp_path / "out", base)
+    with pytest.raises(WeightsError, match=r"'new' is F32 \[2\]; the checkpoint lacks it"):
+        folders.publish({"new": torch.zeros(2)})
+    with pytest.raises(WeightsError, match=r"'bias' is F32 \[8\]; the checkpoint has F32 \[7\]"):
+        folders.publish({"bias": torch.zeros(8)})
+    with pytest.raises(WeightsError, match=r"'bias' is F64 \[7\]; the checkpoint has F32 \[7\]"):
+        folders.publish({"bias": torch.zeros(7, dtype=torch.float64)})
+    with pytest.raises(WeightsError, match=r"a part of \[7\]"):
+        folders.publish({"bias": Shard(torch.zeros(3), (2,), (7,))})
+    assert folders.version == 0
+    folders.publish(state_of(1))
+    with pytest.raises(WeightsError, match=r"weight_v000001 is of an earlier start"):
+        WeightFolders(tmp_path / "out", base)
+    with pytest.raises(WeightsError, match=r"no \.safetensors files"):
+        WeightFolders(tmp_path / "other", tmp_path / "nothing")

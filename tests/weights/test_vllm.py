@@ -1,0 +1,155 @@
+"""gradwire.contrib.vllm against a stand-in with the interface of vLLM's documentation."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vllm_standin
+from gradwire.weights import Publisher, WeightsError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Served(nn.Module):
+    """A model as vLLM has them: load_weights takes tensors by their names in the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(50, 40, dtype=torch.bfloat16)
+        self.steps = nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+        self.fails = False
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        for name, values in weights:
+            self.get_parameter(name).copy_(values)
+        return set()
+
+
+@pytest.fixture(autouse=True)
+def vllm() -> None:
+    """Makes the backend known as vLLM does with plugins: by their entry points, more than once."""
+    vllm_standin.install()
+    vllm_standin.calls.clear()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["gradwire"].partition(":")
+    for _ in range(2):
+        getattr(import_module(module), name)()
+
+
+def make_engine(store: Path, model: Served) -> Any:
+    config = SimpleNamespace(parallel_config=None, model_config="config")
+    backend = SimpleNamespace(backend="gradwire")
+    factory = vllm_standin.WeightTransferEngineFactory
+    engine = factory.create_engine(backend, config, torch.device("cpu"), model)
+    engine.init_transfer_engine(engine.parse_init_info({"store": str(store)}))
+    return engine
+
+
+def update(engine: Any, version: int) -> list[str]:
+    """What vLLM does for an update; how the weights were loaded."""
+    vllm_standin.calls.clear()
+    engine.start_weight_update()
+    engine.update_weights({"version": version})
+    engine.finish_weight_update()
+    return list(vllm_standin.calls)
+
+
+@torch.no_grad()
+def change(model: Served) -> None:
+    model.layer.weight.view(torch.int16).view(-1)[::17] += 1
+
+
+def assert_equal(served: Served, model: Served) -> None:
+    for name, values in model.state_dict().items():
+        assert served.state_dict()[name].view(torch.int16).equal(values.view(torch.int16)), name
+
+
+def test_a_worker_follows_by_sparse_patches(tmp_path: Path) -> None:
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    for version in range(1, 5):
+        change(model)
+        publisher.publish(model)
+        assert update(engine, version) == (["begin", "end"] if version == 1 else ["patches"])
+        assert_equal(served, model)
+    assert update(engine, 4) == []
+    change(model)
+    engine.trainer_send_weights(iter(model.state_dict().items()), publisher)
+    assert update(engine, 5) == ["patches"]
+    assert_equal(served, model)
+    engine.shutdown()
+    with pytest.raises(WeightsError, match="init_weight_transfer_engine"):
+        update(engine, 5)
+
+
+@pytest.mark.parametrize("how", ["integers", "nan"])
+def test_what_no_patch_can_say_is_loaded_whole(tmp_path: Path, how: str) -> None:
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    publisher.publish(model)
+    update(engine, 1)
+    change(model)
+    if how == "integers":
+        model.steps.data += 1
+    else:
+        model.layer.bias.data[3] = float("nan")
+    publisher.publish(model)
+    assert update(engine, 2) == ["begin", "end"]
+    assert_equal(served, model)
+
+
+def test_after_a_failed_update_the_whole_model_is_loaded(tmp_path: Path) -> None:
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    publisher.publish(model)
+    served.fails = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        update(engine, 1)
+    served.fails = False
+    assert update(engine, 1) == ["begin", "end"]  # again, though nothing new is there
+    assert_equal(served, model)
+
+
+def test_another_shape_is_loaded_whole(tmp_path: Path) -> None:
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    publisher.publish(model)
+    update(engine, 1)
+    model.layer.bias = nn.Parameter(torch.ones(20, dtype=torch.bfloat16))
+    served.layer.bias = nn.Parameter(torch.zeros(20, dtype=torch.bfloat16))
+    publisher.publish(model)
+    assert update(engine, 2) == ["begin", "end"]
+    assert_equal(served, model)
+
+
+def test_another_version_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    publisher.publish(model)
+    update(engine, 1)
+    before = {name: values.clone() for name, values in served.state_dict().items()}
+    for _ in range(2):
+        change(model)
+        publisher.publish(model)
+    with pytest.raises(WeightsError, match="version 2 is wanted, and the store's newest is 3"):
+        update(engine, 2)
+    assert all(before[name].equal(values) for name, values in served.state_dict().items())
+    assert update(engine, 3) == ["patches"]
+    assert_equal(served, model)
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Invalid init_info"):
+        make_engine(tmp_path, Served()).parse_init_info({"stor": "a"})
