@@ -107,12 +107,13 @@ def name_parameters(
                     f"parameter {place} of group {index} is not among the named parameters of the "
                     f"model; its shape is {list(tensor.shape)}"
                 )
-            if tensor.dtype not in dtypes or tensor.layout != torch.strided:
+            odd = _form_of(tensor)
+            if tensor.dtype not in dtypes or odd:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
                 remedy = ": make torch.view_as_real of it the parameter"
                 raise TypeError(
-                    f"dense {valid} parameters are exchanged; {name} is {tensor.dtype}, "
-                    f"{tensor.layout}{remedy if tensor.is_complex() else ''}"
+                    f"dense {valid} parameters are exchanged; {name} is {odd or tensor.dtype}"
+                    f"{remedy if tensor.is_complex() else ''}"
                 )
             require_trainable(name, tensor)
             found.append((name, tensor))
@@ -149,8 +150,8 @@ def tensors_in_common(
         if name not in ignored and not getattr(tensor, "_ddp_ignored", False)
     ]
     for name, tensor in found:
-        if tensor.layout != torch.strided:
-            why = f"sparse ({tensor.layout})"
+        if odd := _form_of(tensor):
+            why = odd
         elif tensor.is_meta:
             why = "on the device meta, without values"
         elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -160,11 +161,23 @@ def tensors_in_common(
         if not why:
             continue
         raise TypeError(
-            f"the {kind} {name} is {why}, and the ranks can't take over each other's values of it: "
+            f"the {kind} {name} is {why}; the ranks can't take over each other's values of it: "
             "make it a dense tensor of its own, or leave it out by DistributedDataParallel."
             f"_set_params_and_buffers_to_ignore_for_model(model, ['{name}'])"
         )
     return found
+
+
+def _form_of(tensor: torch.Tensor) -> str:
+    """What a tensor is whose values are not numbers in rows and columns, and what to train instead;
+    empty for a dense one."""
+    if tensor.is_quantized:
+        return f"quantized ({tensor.dtype}): train tensor.dequantize(), and quantize afterwards"
+    if tensor.is_nested:
+        return f"nested ({tensor.layout}): make each part of it a parameter"
+    if tensor.layout != torch.strided:
+        return f"sparse ({tensor.layout}): make tensor.to_dense() the parameter"
+    return ""
 
 
 def _flaw_of_memory(tensor: torch.Tensor) -> str:

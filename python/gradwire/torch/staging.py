@@ -184,21 +184,27 @@ class CopyStage(_Streaming):
         self._bytes, self._buckets, self._seconds = 0, 0, 0.0
 
     @ordinary_tensors()
-    def fetch(self, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        with self.after(self.mark(values)):
-            host = self._take_memory(values)
-            self._copier.to_host(values.view(-1), host)
-            return host, self.mark(values)
+    def fetch(self, values: torch.Tensor) -> tuple[torch.Tensor, Any] | Exception:
+        try:
+            with self._copying(), self.after(self.mark(values)):
+                host = self._take_memory(values)
+                self._copier.to_host(values.view(-1), host)
+                return host, self.mark(values)
+        except RuntimeError as error:
+            return error  # for `on_host`, where the session tells the other ranks
 
     @contextlib.contextmanager
     def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
-        with self._counting():
-            host, copied = fetched or self.fetch(values)
+        fetched = fetched or self.fetch(values)
+        if isinstance(fetched, Exception):
+            raise fetched
+        host, copied = fetched
+        with self._copying():
             if copied is not None:
                 copied.synchronize()  # the only wait for the device
         try:
             yield host.view(values.shape)
-            with self._counting(2 * values.nbytes), self.after(None):
+            with self._copying(2 * values.nbytes), self.after(None):
                 self._copier.to_device(host, values.view(-1))
             self._buckets += 1
         finally:
@@ -209,21 +215,34 @@ class CopyStage(_Streaming):
         return self._take_memory(values).zero_()
 
     def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
-        with self._counting(values.nbytes), self.after(self.mark(values)):
+        with self._copying(values.nbytes), self.after(self.mark(values)):
             self._copier.to_host(values, host)
-            self.settle()
+            super().settle()
         self._buckets += 1
 
     def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
-        with self._counting(values.nbytes), self.after(self.mark(values)):
+        with self._copying(values.nbytes), self.after(self.mark(values)):
             self._copier.to_device(host, values)
-            self.settle()
+            super().settle()
+
+    def settle(self) -> None:
+        with self._copying():
+            super().settle()
 
     @contextlib.contextmanager
-    def _counting(self, copied: int = 0) -> Iterator[None]:
-        """Counts the time inside, in which so many bytes are copied."""
+    def _copying(self, copied: int = 0) -> Iterator[None]:
+        """Counts the time inside, in which so many bytes are copied.
+
+        Raises RuntimeError, which names the device, for any error of it.
+        """
         started = time.perf_counter()
-        yield
+        try:
+            yield
+        except Exception as error:
+            raise RuntimeError(
+                f"values could not be copied between {self.device} and the host ({error}): if the "
+                "device is gone, start this rank again, and go on from the last checkpoint"
+            ) from error
         self._seconds += time.perf_counter() - started
         self._bytes += copied
 

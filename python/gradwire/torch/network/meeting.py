@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 from gradwire.job_key import VARIABLE
-from gradwire.torch.errors import JobKeyError, StoreLostError
+from gradwire.torch.errors import CommunicationError, JobKeyError, StoreLostError
 from gradwire.torch.network.failure import GRACE_SECONDS, TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.network.sealed_store import (
     STORE_SECONDS,
@@ -34,6 +35,7 @@ from gradwire.torch.network.wire import Wire
 
 _PROBE_TAG = 0x67726164  # of receives that nobody answers, in a group that the program uses, too
 _FIRST_LOOK, _LAST_LOOK = 0.005, 0.2  # seconds between two looks at the store
+_INTERFACES = "GLOO_SOCKET_IFNAME"
 _COUNT, _HERE, _ALL = "here", "here/{}", "all"  # keys of one call
 
 
@@ -218,6 +220,7 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
             return wire, names, store
         # A group that is written in Python does not know its store, but the world does.
         store = world.get_group_store() or distributed_c10d._world.pg_map[world][1]
+        _require_gloo(world)
         meeting = Meeting(store, world.rank(), world.size(), names, group=world)
 
     def make(store: Store) -> dist.ProcessGroup:
@@ -227,6 +230,24 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
 
     group, store = meeting.make_group(make, timeout)
     return Wire(group, timeout, meeting.numbers), meeting.names, store
+
+
+def _require_gloo(group: dist.ProcessGroup) -> None:
+    """Raises CommunicationError where Gloo finds no network interface, which is no other rank's
+    fault."""
+    interfaces = [name for name in os.environ.get(_INTERFACES, "").split(",") if name]
+    try:
+        for interface in interfaces:
+            ProcessGroupGloo.create_device(interface=interface)
+        if not interfaces:
+            ProcessGroupGloo.create_default_device()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise CommunicationError(
+            "gradwire's messages go between tensors of the CPU, over a Gloo group beside "
+            f"{group.name()}, and Gloo finds no network interface here ({reason}): set "
+            f"{_INTERFACES} to the one that leads to the other ranks, such as eth0"
+        ) from error
 
 
 def add_gloo(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> None:

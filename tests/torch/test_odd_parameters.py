@@ -1,0 +1,178 @@
+"""Parameters whose values are not numbers in rows and columns are refused before the first step, at
+each door; so are ranks without a network, and a device that vanishes is named."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+import array_device
+from array_device import DEVICE
+from cluster import Cluster
+from frozen import INPUTS, Distances
+from gradwire.torch import (
+    DiLoCo,
+    FullyShardComm,
+    GradwireState,
+    LocalSteps,
+    ServerOptimizer,
+    ShardedOptimizer,
+    compress,
+    gradwire_hook,
+    staging,
+)
+from gradwire.torch.errors import CommunicationError
+from ways import build, integers
+
+
+def sgd(module: nn.Module) -> SGD:
+    return SGD(module.parameters(), lr=0.1)
+
+
+def hook(model: nn.Module) -> None:
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(GradwireState(model=ddp), gradwire_hook)
+
+
+def shard(model: nn.Module) -> None:
+    mesh: Any = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model, mesh=mesh)
+    FullyShardComm(model)
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "compress": lambda model: compress(model, sgd(model)),
+    "LocalSteps": lambda model: LocalSteps(sgd(model), model),
+    "LocalSteps, not stepped": lambda model: LocalSteps(sgd(model.linear), model),
+    "ShardedOptimizer": lambda model: ShardedOptimizer(sgd(model), model),
+    "ServerOptimizer": lambda model: ServerOptimizer(sgd(model), servers=1, model=model),
+    "DiLoCo": lambda model: DiLoCo(model, sgd(model), sgd(model), 4).__enter__(),
+    "hook": hook,
+    "FSDP": shard,
+}
+PYTORCHS = ("hook", "FSDP")  # PyTorch's wrapper of the model refuses it in words of its own
+
+
+def odd_parameter(kind: str) -> nn.Parameter:
+    ones = torch.ones(8, 4)
+    if kind == "quantized":
+        values = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+        return nn.Parameter(values, requires_grad=False)
+    if kind == "sparse":
+        return nn.Parameter(ones.to_sparse())
+    return nn.Parameter(torch.nested.nested_tensor([ones, ones[:2]]))
+
+
+def walk(kind: str) -> dict[str, str]:
+    """What each door says."""
+    warnings.simplefilter("ignore")
+    said = {}
+    for name, door in DOORS.items():
+        model = nn.Module()
+        model.linear = nn.Linear(4, 4)
+        model.odd = odd_parameter(kind)
+        try:
+            door(model)
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("quantized", "quantized (torch.qint8): train tensor.dequantize()"),
+        ("sparse", "sparse (torch.sparse_coo): make tensor.to_dense() the parameter"),
+        ("nested", "nested (torch.strided): make each part of it a parameter"),
+    ],
+)
+def test_every_door_refuses(cluster: Cluster, kind: str, remedy: str) -> None:
+    for said in cluster.run(2, walk, kind):
+        assert said.keys() == DOORS.keys()
+        for door, text in said.items():
+            if door not in PYTORCHS:
+                assert text.startswith("TypeError: "), (door, text)
+                assert f"odd is {remedy}" in text, (door, text)
+
+
+# A device that vanishes -------------------------------------------------------------------------
+
+
+class Vanishing(staging.Copier):
+    """Copies to the host, so many times."""
+
+    left = 4
+
+    def to_host(self, values: torch.Tensor, host: torch.Tensor) -> None:
+        if self.left == 0:
+            raise RuntimeError("device-side assert triggered")
+        self.left -= 1
+        super().to_host(values, host)
+
+
+def lose_device(way: str) -> str:
+    """Rank 0's device vanishes."""
+    warnings.simplefilter("ignore")
+    array_device.install()
+
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        total: torch.Tensor = module(integers(INPUTS, seed=step).to(DEVICE))
+        return total
+
+    copier = Vanishing if dist.get_rank() == 0 else staging.Copier
+    with mock.patch.object(staging, "Copier", copier):
+        training = build(way, array_device.to_device(Distances()))
+        try:
+            training.run(10, loss)
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if not training.way.servers:
+                training.close()
+    return "no error"
+
+
+@pytest.mark.parametrize("way", ["LocalSteps, every step", "ShardedOptimizer", "servers"])
+def test_a_device_that_vanishes_is_named(way: str) -> None:
+    with_others = 3 if way == "servers" else 2
+    cluster = Cluster(with_others)
+    try:
+        own, *others = cluster.run(with_others, lose_device, way)
+    finally:
+        cluster.close()
+    assert "between array_device:0 and the host (device-side assert triggered)" in own
+    assert "go on from the last checkpoint" in own
+    assert way == "servers" or all("rank 0" in other for other in others), others
+
+
+# A process group without any way for the CPU ----------------------------------------------------
+
+
+def without_network() -> str:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "nowhere0"}
+    model = nn.Linear(8, 8)
+    with mock.patch.dict(os.environ, environment):
+        try:
+            LocalSteps(sgd(model), model)
+        except CommunicationError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_rank_without_a_network_interface_is_told_what_to_set(cluster: Cluster) -> None:
+    for said in cluster.run(2, without_network):
+        assert said.startswith("CommunicationError: gradwire's messages go between tensors of the")
+        assert "nowhere0" in said
+        assert "set GLOO_SOCKET_IFNAME to the one that leads to the other ranks" in said
