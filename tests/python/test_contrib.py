@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="the adapters need PyTorch")
     [
         ("accelerate", "accelerate", "'.[recipes]'"),
         ("flower", "flwr", "'.[flower]'"),
+        ("lightning", "lightning", "'.[recipes]'"),
         ("torchft", "torchft", "'.[recipes]'"),
         ("transformers", "transformers", "'.[recipes]'"),
     ],

@@ -67,6 +67,8 @@ def compress(
             f"gradwire.contrib.accelerate is for DistributedDataParallel, and this is {kind.value}"
         )
     way = Way("gradwire.contrib.accelerate.compress", codec, options)
+    folders: list[str] = []  # where a load is under way
+    inner = optimizer.optimizer
     step_with(way, model, optimizer)
 
     def on_save(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
@@ -78,13 +80,15 @@ def compress(
 
     def on_load(models: list[nn.Module], folder: str) -> None:
         way.show_own()
-        if way.is_local:
-            way.exchange.after_load = lambda: way.load(folder)  # the model is loaded before it
-        else:
-            way.load(folder)
+        folders.append(folder)
+
+    def after_load(_: Optimizer) -> None:  # the model is loaded before the optimizer
+        if folders:
+            way.resume([folders.pop()])
 
     accelerator.register_save_state_pre_hook(on_save)
     accelerator.register_load_state_pre_hook(on_load)
+    inner.register_load_state_dict_post_hook(after_load)
     return way
 
 

@@ -6,7 +6,6 @@ trainer.train()
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ except ModuleNotFoundError as error:
 
 from gradwire.contrib.accelerate import step_with
 from gradwire.contrib.way import Way
-from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.hook.ddp_module import all_objects
 
 
@@ -152,17 +150,10 @@ class GradwireCallback(TrainerCallback):
         folders = [_folder(args, step)]
         if isinstance(args.resume_from_checkpoint, str):
             folders.insert(0, Path(args.resume_from_checkpoint))
-        for folder in folders:
-            if self._way.fits(folder):
-                self._way.load(folder)
-                return
-        names = [str(self._way.file_of(folder)) for folder in folders]
-        warnings.warn(
-            f"no state of gradwire for the model of step {step} in {' or '.join(names)}: the "
-            "training goes on without residuals. If the checkpoint is elsewhere, give "
-            "TrainingArguments(resume_from_checkpoint=) its folder",
-            ResidualDroppedWarning,
-            stacklevel=2,
+        self._way.resume(
+            folders,
+            ". If the checkpoint is elsewhere, give TrainingArguments(resume_from_checkpoint=) its "
+            "folder",
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import inspect
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from gradwire._core import checksum32
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
+from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
 
 _LOCAL = ("every", "schedule")  # options that make it LocalSteps
@@ -25,17 +28,13 @@ _LOCAL = ("every", "schedule")  # options that make it LocalSteps
 
 class LocalSteps(gradwire.torch.LocalSteps):
     """To a framework this is the wrapped optimizer, whose state it saves and loads. The state of
-    LocalSteps is each rank's own, and `Way.save` and `Way.load` have it."""
+    LocalSteps is each rank's own, and `Way.save` and `Way.resume` have it."""
 
     def state_dict(self) -> Any:
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         self._optimizer.load_state_dict(state)
-        self.after_load()
-
-    def after_load(self) -> None:
-        """Replaced by an adapter whose framework loads the optimizer last."""
 
 
 class Way:
@@ -48,6 +47,7 @@ class Way:
 
     Attributes:
         is_local: Whether it is LocalSteps.
+        is_attached: Whether a training is under way.
         model: The module inside DistributedDataParallel.
         undo: What `detach` does, the last first.
 
@@ -63,6 +63,8 @@ class Way:
         self._owner = owner
         self._options = {"codec": codec, **options}
         self._exchange: GradwireState | LocalSteps | None = None
+        self._local: LocalSteps | None = None  # until `detach`
+        self.is_attached = False
         self.model: nn.Module | None = None
         self._own: list[tuple[torch.Tensor, torch.Tensor]] = []  # while the agreed ones are there
         self.undo = contextlib.ExitStack()
@@ -102,31 +104,32 @@ class Way:
         if self.is_local:
             if ddp is not None:  # which would average gradients, and buffers of the model
                 self.undo.enter_context(ddp.no_sync())
-            self._exchange = optimizer = LocalSteps(optimizer, plain, **options)
+            self._exchange = self._local = optimizer = LocalSteps(optimizer, plain, **options)
             self.undo.callback(optimizer.close)
         elif ddp is not None and not _is_hooked(ddp, self._exchange):
             self._exchange = GradwireState(model=ddp, optimizer=optimizer, **options)
             ddp.register_comm_hook(self._exchange, gradwire_hook)
-        self.model = plain
+        self.model, self.is_attached = plain, True
         return optimizer
 
     def detach(self) -> None:
         """Gives optimizer and model back. The hook stays, because DDP takes none back."""
         self.show_own()
         self.undo.close()
+        self._local, self.is_attached = None, False
 
     def finish(self) -> None:
         """Makes the ranks' models equal."""
         self.show_own()
-        if isinstance(self._exchange, LocalSteps):
-            self._exchange.synchronize()
+        if self._local is not None:
+            self._local.synchronize()
 
     def show_agreed(self) -> None:
         """Puts the weights on which all ranks agreed last into the model, to evaluate or to save
         it. Moves no values: the parameters look at other memory meanwhile."""
-        if self._own or not isinstance(self._exchange, LocalSteps):
+        if self._own or self._local is None:
             return
-        agreed = self._exchange.anchors()
+        agreed = self._local.anchors()
         assert self.model is not None
         for name, parameter in self.model.named_parameters():
             if name in agreed:
@@ -168,29 +171,37 @@ class Way:
         }
         save({"gradwire": self._state_dict(), "own": own, "model": model}, self.file_of(checkpoint))
 
-    def fits(self, checkpoint: str | Path) -> bool:
-        """Whether `save` wrote there with the model that has been loaded."""
-        file = self.file_of(checkpoint)
-        return file.exists() and _read(file)["model"] == self._checksums()
+    def resume(self, checkpoints: Iterable[str | Path], remedy: str = "") -> None:
+        """Loads the first file that was saved with the model which has been loaded. If there is
+        none, the training goes on without residuals, and a ResidualDroppedWarning says so.
+
+        The model and the optimizer have been loaded. Raises ValueError for a state of another rank,
+        world size or codec.
+        """
+        files = [self.file_of(checkpoint) for checkpoint in checkpoints]
+        for file in files:
+            if file.exists() and (saved := _read(file))["model"] == self._checksums():
+                self._load(saved)
+                return
+        warnings.warn(
+            f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}: the "
+            f"training goes on without residuals{remedy}",
+            ResidualDroppedWarning,
+            stacklevel=2,
+        )
 
     @ordinary_tensors()
-    def load(self, checkpoint: str | Path) -> None:
-        """Goes on from a saved state. The model and the optimizer have been loaded.
-
-        Raises FileNotFoundError, and ValueError for a state of another rank, world size, codec or
-        model.
-        """
-        saved = _read(self.file_of(checkpoint))
+    def _load(self, saved: Mapping[str, Any]) -> None:
         for name, tensor in self._differing().items():
             tensor.detach().copy_(saved["own"][name])
-        if isinstance(self._exchange, LocalSteps):
-            gradwire.torch.LocalSteps.load_state_dict(self._exchange, saved["gradwire"])
+        if self._local is not None:
+            gradwire.torch.LocalSteps.load_state_dict(self._local, saved["gradwire"])
         else:
             self.exchange.load_state_dict(saved["gradwire"])
 
     def _state_dict(self) -> dict[str, Any]:
-        if isinstance(self._exchange, LocalSteps):
-            return gradwire.torch.LocalSteps.state_dict(self._exchange)
+        if self._local is not None:
+            return gradwire.torch.LocalSteps.state_dict(self._local)
         return self.exchange.state_dict()
 
     def _differing(self) -> dict[str, torch.Tensor]:
@@ -205,6 +216,13 @@ class Way:
         assert self.model is not None
         tensors = (p.detach().cpu().contiguous() for p in self.model.parameters())
         return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of GradwireState and LocalSteps, and all others."""
+    names = {n for way in (GradwireState, LocalSteps) for n in inspect.signature(way).parameters}
+    ours = {name: value for name, value in options.items() if name in names}
+    return ours, {name: value for name, value in options.items() if name not in names}
 
 
 def _is_hooked(model: DistributedDataParallel, state: object) -> bool:

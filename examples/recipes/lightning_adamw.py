@@ -1,15 +1,14 @@
-"""Lightning: the gradients of DDPStrategy, compressed.
+"""Lightning with AdamW, whose changes are compressed.
 
-python examples/recipes/lightning_ddp.py
+python examples/recipes/lightning_adamw.py
 """
 
 import lightning
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.contrib.lightning import GradwireStrategy
 
 EPOCHS = 8
 
@@ -26,34 +25,23 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
-
-class CompressGradients(lightning.Callback):
-    """Registers the hook when the model is in DDP, on CPUs and on GPUs."""
-
-    def __init__(self, state: GradwireState) -> None:
-        self.state = state
-
-    def on_train_start(self, trainer, _):
-        trainer.strategy.model.register_comm_hook(self.state, gradwire_hook)
-
-    def on_train_epoch_end(self, trainer, module):
-        loss = sum(module.losses) / len(module.losses)
-        module.losses.clear()
-        if trainer.is_global_zero:
-            print(f"epoch {trainer.current_epoch + 1}: loss {loss:.3f}")
+    def on_train_epoch_end(self):
+        loss = sum(self.losses) / len(self.losses)
+        self.losses.clear()
+        self.print(f"epoch {self.current_epoch + 1}: loss {loss:.3f}")
 
 
 lightning.seed_everything(0)
 inputs = torch.randn(1600, 64)
 labels = (inputs @ torch.randn(64, 8)).argmax(dim=1)
-state = GradwireState(codec="3lc:s=1.00,coder=rice")
+strategy = GradwireStrategy(every=1, process_group_backend="gloo")  # the new line
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=2,
-    strategy=DDPStrategy(process_group_backend="gloo"),
-    callbacks=[CompressGradients(state)],
+    strategy=strategy,
+    gradient_clip_val=1.0,
     max_epochs=EPOCHS,
     logger=False,
     enable_checkpointing=False,
@@ -62,6 +50,5 @@ trainer = lightning.Trainer(
 )
 trainer.fit(Classifier(), DataLoader(TensorDataset(inputs, labels), batch_size=32, shuffle=True))
 if trainer.is_global_zero:
-    print(state.stats())
-state.close()
+    print(strategy.way.stats())
 torch.distributed.destroy_process_group()
