@@ -8,6 +8,7 @@ grow.
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import sys
@@ -52,6 +53,31 @@ def write_round_trips(folder: Path) -> None:
             for n in lengths:
                 choices = struct.pack("<BBHI", choice, second, 6, n)
                 (folder / f"{path.stem}-{name}-{n}").write_bytes(choices + values + residual)
+
+
+def write_deltas(apply: Path, round_trip: Path) -> None:
+    """The golden deltas, and their arrays."""
+    for folder in (apply, round_trip):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(GOLDEN.glob("*/*.delta")):
+        for name, choices in {"": b"\0\1", "-of-others-": b"\x81\x08"}.items():
+            (apply / f"{path.parent.name}-{path.stem}{name}").write_bytes(
+                choices + path.read_bytes()
+            )
+    elements = [0, 1, 2, 16, 17, 18]  # in the order of fuzz/round_trip_delta.cc
+    for case in json.loads((GOLDEN / "index.json").read_text())["deltas"]:
+        base, result = ((GOLDEN / case[key]).read_bytes() for key in ("base", "result"))
+        length = min(len(base), len(result), 1024)
+        arrays = base[:length] + result[:length]
+        number = elements.index(case["element"])
+        shortest = 126 // 6 * 6 + number  # nothing is added
+        for name, flags, rows, n in (
+            ("", shortest, 0, case["n"]),
+            ("-sums", 132 + (number - 132) % 6, 100, case["n"]),
+            ("-long", 132 + (number - 132) % 6, 9000, LONG | 131_073),
+        ):
+            choices = struct.pack("<BBHI", flags, 0, rows, n)
+            (round_trip / f"{case['name']}{name}").write_bytes(choices + arrays)
 
 
 # Texts with every codec and exchange, and with mistakes.
@@ -116,6 +142,7 @@ def main() -> None:
     copy_all("*/*.frame", folder / "decode_frame")
     copy_all("*/*.packet", folder / "decode_packet")
     write_round_trips(folder / "round_trip")
+    write_deltas(folder / "apply_delta", folder / "round_trip_delta")
     copy_all("*/*.container", folder / "tensor_files")
     write_tensor_files(folder / "tensor_files")
     write_texts(folder / "texts")

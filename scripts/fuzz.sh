@@ -4,8 +4,8 @@
 # names it.
 #
 # Usage: scripts/fuzz.sh [--seconds N] [--keep] [--coverage] [NAME...]
-#   NAME         run these only (default: all): decode_frame, decode_packet, round_trip, texts,
-#                exchange_messages, c_api, tensor_files
+#   NAME         run these only (default: all): decode_frame, decode_packet, round_trip, apply_delta,
+#                round_trip_delta, texts, exchange_messages, c_api, tensor_files
 #   --seconds N  time of each (default: 60)
 #   --keep       afterwards write few inputs that reach as much to fuzz/corpus/NAME.zip
 #   --coverage   run nothing; print how much of src/ the seeds and inputs reach
@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/progress.sh
 source scripts/progress.sh
 
-cpp=(decode_frame decode_packet round_trip texts exchange_messages c_api)
+cpp=(decode_frame decode_packet round_trip apply_delta round_trip_delta texts exchange_messages c_api)
 names=()
 seconds=60
 keep=no

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from golden_cases import containers, frames, packets
+from golden_cases import containers, deltas, frames, packets
 from golden_cases.inputs import GRADIENTS, TENSORS, take
 
 # golden_cases puts spec/ on the path, so that these are found.
 # isort: split
 import common
 import container as spec_container
+import delta as spec_delta
+import delta_encoder
 import payloads
 import reference as spec
 import reference_encoder as encoder
@@ -38,7 +41,8 @@ class Writer:
     """Writes files in tests/golden and collects the index."""
 
     def __init__(self) -> None:
-        self.index: dict[str, list[dict[str, Any]]] = {"encode": [], "decode": [], "errors": []}
+        kinds = ("encode", "decode", "deltas", "errors")
+        self.index: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
 
     def file(self, name: str, data: bytes) -> str:
         path = GOLDEN / name
@@ -179,6 +183,34 @@ def write_containers(out: Writer) -> None:
         )
 
 
+def write_deltas(out: Writer) -> None:
+    def add(name: str, case: deltas.Case, data: bytes, exact: bool) -> None:
+        base, result = case.arrays()
+        assert spec_delta.apply(spec_delta.parse(data), base) == result, name
+        out.add(
+            "deltas",
+            name=name,
+            element=case.element,
+            n=case.n,
+            base=file_of(case.period),
+            at=case.at,
+            result=file_of(case.result),
+            delta=out.file(f"deltas/{name}.delta", data),
+            exact=exact,
+        )
+
+    def file_of(data: bytes) -> str:
+        """A file for arrays that are the same."""
+        return out.file(f"deltas/{zlib.crc32(data):08x}.bytes", data)
+
+    for name, case in deltas.cases():
+        add(name, case, delta_encoder.encode(case.element, *case.arrays()), True)
+    for name, case, payload in deltas.others():
+        changed = sum(map(bool, delta_encoder.steps_between(case.element, *case.arrays())))
+        sealed = delta_encoder.seal(case.element, case.n, changed, *case.arrays(), payload)
+        add(name, case, sealed, False)
+
+
 def period(values: bytes) -> int:
     """The length of the shortest prefix that gives all values when it is repeated."""
     n = len(values) // 4
@@ -221,14 +253,23 @@ def write_errors(out: Writer) -> None:
             out.add("errors", name=f"{form}-{name}", **{form: file}, status=status)
 
 
+def write_delta_errors(out: Writer) -> None:
+    for name, status, data, n in deltas.errors():
+        assert spec_delta.status_of(data, bytes(2 * n)) == status, name
+        file = out.file(f"errors/{name}.delta", data)
+        out.add("errors", name=f"delta-{name}", delta=file, n=n, status=status)
+
+
 def main() -> None:
-    for folder in ("encode", "decode", "errors"):
+    for folder in ("encode", "decode", "deltas", "errors"):
         shutil.rmtree(GOLDEN / folder, ignore_errors=True)
     out = Writer()
     write_encode(out)
     write_decode(out)
     write_containers(out)
+    write_deltas(out)
     write_errors(out)
+    write_delta_errors(out)
     out.file("index.json", (json.dumps(out.index, indent=1) + "\n").encode())
     counts = ", ".join(f"{len(cases)} {kind}" for kind, cases in out.index.items())
     size = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from common import ceil_div, little, require
+from common import FormatError, ceil_div, little, require
 from payloads import rice, ternary
 from payloads.rice import Bits
 
@@ -16,6 +16,7 @@ BLOCK = 65536  # bytes of an array with a digest of their own
 UNCHANGED, SPARSE, DENSE, VERBATIM = range(4)  # modes
 MOST_FAR = 16384
 LONGEST_PREFIX = 11
+RUNS = 4  # of the steps of a dense chunk
 ELEMENTS = {0: 1, 1: 2, 2: 4, 16: 1, 17: 2, 18: 4}  # widths in bytes
 FLOATS = 16  # elements from this number on
 
@@ -49,9 +50,21 @@ def parse(data: bytes) -> Delta:
     require(size <= len(data) - HEADER, "truncated", "the payload is cut")
     require(size == len(data) - HEADER, "trailing_bytes", "bytes after the payload")
     require(n <= 1 << 40, "limit_exceeded", f"{n} elements")
-    checksum = xxhash.xxh3_64_intdigest(data[:4] + data[8:]) & 0xFFFFFFFF
-    require(little(data[4:8]) == checksum, "checksum_mismatch", "the bytes were changed")
+    require(little(data[4:8]) == checksum_of(data), "checksum_mismatch", "the bytes were changed")
     return Delta(data[3], n, changed, base, result, data[HEADER:])
+
+
+def checksum_of(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data[:4] + data[8:]) & 0xFFFFFFFF
+
+
+def status_of(data: bytes, base: bytes) -> str:
+    """What comes of applying a delta: "ok", or the status that refuses it."""
+    try:
+        apply(parse(data), base)
+    except FormatError as error:
+        return error.status
+    return "ok"
 
 
 def apply(delta: Delta, base: bytes) -> bytes:
@@ -180,8 +193,22 @@ def dense_steps(data: bytes, n: int, bits: int) -> list[int]:
     lengths = [data[i // 2] >> i % 2 * 4 & 15 for i in range(2 * head)]
     require(not any(lengths[symbols:]), "corrupt_payload", "padding of the lengths")
     codes = prefix_codes(lengths[:symbols])
-    reader, steps = Bits(data[head:]), []
-    for _ in range(n):
+    at, sizes = head, []
+    for _ in range(RUNS - 1):
+        size, at = take_number(data, at)
+        sizes.append(size)
+    require(sum(sizes) <= len(data) - at, "corrupt_payload", "the strings are cut")
+    run, steps = ceil_div(n, RUNS), []
+    for i, size in enumerate([*sizes, len(data) - at - sum(sizes)]):
+        count = max(0, min(run, n - i * run))
+        steps += run_of_steps(Bits(data[at : at + size]), count, codes, bits)
+        at += size
+    return steps
+
+
+def run_of_steps(reader: Bits, count: int, codes: dict[str, int], bits: int) -> list[int]:
+    steps = []
+    for _ in range(count):
         code = str(reader.take(1))
         while code not in codes:
             require(len(code) < LONGEST_PREFIX, "corrupt_payload", "no code begins so")

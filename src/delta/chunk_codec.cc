@@ -1,8 +1,8 @@
 #include "delta/chunk_codec.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <memory>
 
 #include "delta/dense_steps.h"
 #include "delta/far_steps.h"
@@ -24,60 +24,33 @@ struct ChunkSteps {
   uint64_t minus[kChunkWords];
   uint64_t far[kChunkWords];
 
-  [[nodiscard]] uint64_t any(size_t word) const { return plus[word] | minus[word]; }
-  [[nodiscard]] uint32_t count(size_t words) const {
-    uint32_t changed = 0;
-    for (size_t word = 0; word < words; ++word) {
-      changed += static_cast<uint32_t>(std::popcount(any(word)));
-    }
-    return changed;
-  }
+  StepBits bits() { return {plus, minus, far}; }
 };
 
-void find_steps(const Kernels& kernels, const uint8_t* from, const uint8_t* to, size_t n,
-                ElementOrder order, StepBits steps) {
-  kernels.find_steps8(from, to, n, order, steps);
+size_t find_steps(const Kernels& kernels, const uint8_t* from, const uint8_t* to, size_t n,
+                  ElementOrder order, StepBits steps) {
+  return kernels.find_steps8(from, to, n, order, steps);
 }
-void find_steps(const Kernels& kernels, const uint16_t* from, const uint16_t* to, size_t n,
-                ElementOrder order, StepBits steps) {
-  kernels.find_steps16(from, to, n, order, steps);
+size_t find_steps(const Kernels& kernels, const uint16_t* from, const uint16_t* to, size_t n,
+                  ElementOrder order, StepBits steps) {
+  return kernels.find_steps16(from, to, n, order, steps);
 }
-void find_steps(const Kernels& kernels, const uint32_t* from, const uint32_t* to, size_t n,
-                ElementOrder order, StepBits steps) {
-  kernels.find_steps32(from, to, n, order, steps);
-}
-
-// Lists the far steps. false if they are more than a list holds.
-template <typename Bits>
-bool list_far_steps(const ChunkSteps& steps, const Bits* from, const Bits* to, size_t words,
-                    ElementOrder order, FarSteps& far) {
-  far.count = 0;
-  uint32_t place = 0;  // of the word's first change among all changes
-  uint32_t next = 0;   // the change after the last far one
-  for (size_t word = 0; word < words; ++word) {
-    const uint64_t any = steps.any(word);
-    for (uint64_t left = steps.far[word]; left != 0; left &= left - 1) {
-      if (far.count == FarSteps::kMost) return false;
-      const auto bit = static_cast<size_t>(std::countr_zero(left));
-      const size_t i = word * kWordBits + bit;
-      const uint64_t below = any & ((uint64_t{1} << bit) - 1);
-      const uint32_t at = place + static_cast<uint32_t>(std::popcount(below));
-      far.gaps[far.count] = static_cast<uint16_t>(at - next);
-      far.sizes[far.count] = step_size(step_between(from[i], to[i], order));
-      ++far.count;
-      next = at + 1;
-    }
-    place += static_cast<uint32_t>(std::popcount(any));
-  }
-  return true;
+size_t find_steps(const Kernels& kernels, const uint32_t* from, const uint32_t* to, size_t n,
+                  ElementOrder order, StepBits steps) {
+  return kernels.find_steps32(from, to, n, order, steps);
 }
 
-// Returns the size, or 0 if a list has no room.
+// Codes at most n / kMostSparse changes. Returns the size, or 0 if there is no room.
 template <typename Bits>
-uint64_t encode_sparse(const Kernels& kernels, const ChunkSteps& steps, const Bits* from,
-                       const Bits* to, uint64_t n, ElementOrder order, uint8_t* out) {
+uint64_t encode_sparse(const Kernels& kernels, StepBits steps, const Bits* from, const Bits* to,
+                       uint64_t n, ElementOrder order, uint8_t* out) {
   FarSteps far;
-  if (!list_far_steps(steps, from, to, trit_words(n), order, far)) return 0;
+  uint32_t marks[FarSteps::kMost + kMarkSlack];
+  far.count = kernels.list_far_steps(steps, n, marks, far.gaps);
+  for (size_t i = 0; i < far.count; ++i) {
+    const uint32_t place = place_of_mark(marks[i]);
+    far.sizes[i] = step_size(step_between(from[place], to[place], order));
+  }
   const FarCode code = choose_far_code(far);
   const uint64_t most = code.bytes + packed_size(n) + sizeof(uint64_t);
   if (most > chunk_room(n, sizeof(Bits))) return 0;
@@ -92,25 +65,33 @@ template <typename Bits>
 CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from, const Bits* to,
                         uint64_t n, ElementOrder order, uint8_t* out) {
   ChunkSteps steps;
-  find_steps(kernels, from, to, n, order, {steps.plus, steps.minus, steps.far});
-  CodedChunk best{.mode = ChunkMode::kVerbatim, .changed = steps.count(trit_words(n))};
-  if (best.changed == 0) return {};
+  const size_t changed = find_steps(kernels, from, to, n, order, steps.bits());
+  if (changed == 0) return {};
+  CodedChunk best{.mode = ChunkMode::kVerbatim, .changed = static_cast<uint32_t>(changed)};
   const auto take = [&](ChunkMode mode, uint64_t size) {
     best = {mode, static_cast<uint32_t>(size), best.changed};
     limit = size;
   };
-  if (best.changed <= n / kMostSparse) {
-    const uint64_t size = encode_sparse(kernels, steps, from, to, n, order, out);
+  if (changed <= n / kMostSparse) {
+    const uint64_t size = encode_sparse(kernels, steps.bits(), from, to, n, order, out);
     if (size != 0 && size < limit) take(ChunkMode::kSparse, size);
   }
-  if (best.changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
-    const DenseCode<Bits> dense(StepCounts<Bits>(from, to, n, order));
+  if (changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
+    const DenseCode<Bits> dense(from, to, n, order);
     if (dense.size() < limit) {
-      dense.write(from, to, n, order, out);
+      dense.write(kernels, out);
       take(ChunkMode::kDense, dense.size());
     }
   }
   return best;
+}
+
+// Fetches the elements into L2 in their order, because a few of them, here and there, would be read
+// one by one. Inlined: g++ drops calls of functions that only prefetch.
+template <typename Bits>
+[[gnu::always_inline]] inline void fetch(const Bits* values, uint64_t n) {
+  constexpr size_t kLine = 64;
+  for (size_t i = 0; i < n; i += kLine / sizeof(Bits)) __builtin_prefetch(values + i, 1, 2);
 }
 
 template <typename Bits>
@@ -120,25 +101,25 @@ bool apply_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* 
   FarSteps far;
   const size_t head = read_far_steps(bytes.data(), bytes.size(), n, kLargest, far);
   if (head == 0) return false;
-  uint64_t plus[kChunkWords];
-  uint64_t minus[kChunkWords];
-  if (!kernels.rice_decode(bytes.data() + head, bytes.size() - head, n, plus, minus)) return false;
-  size_t next_far = 0;
-  uint32_t to_far = far.count > 0 ? far.gaps[0] : UINT32_MAX;  // changes before the next far step
-  for (size_t word = 0; word < trit_words(n); ++word) {
-    for (uint64_t left = plus[word] | minus[word]; left != 0; left &= left - 1) {
-      const uint64_t bit = left & -left;
-      Bits& value = values[word * kWordBits + static_cast<size_t>(std::countr_zero(left))];
-      Bits size = 1;
-      if (to_far-- == 0) {
-        size = static_cast<Bits>(far.sizes[next_far++]);
-        to_far = next_far < far.count ? far.gaps[next_far] : UINT32_MAX;
-      }
-      const bool negative = (minus[word] & bit) != 0;
-      value = step_from(value, negative ? static_cast<Bits>(Bits{0} - size) : size, order);
-    }
+  fetch(values, n);
+  const auto trits = bytes.subspan(head);
+  const auto marks = std::make_unique_for_overwrite<uint32_t[]>(most_rice_marks(trits.size(), n));
+  const size_t count = kernels.rice_marks(trits.data(), trits.size(), n, marks.get());
+  if (count == kNoMarks) return false;
+  const auto move = [&](uint32_t mark, Bits size) {
+    const auto negative = static_cast<Bits>(Bits{0} - static_cast<Bits>(mark & 1));
+    Bits& value = values[place_of_mark(mark)];
+    value = step_from(value, static_cast<Bits>((size ^ negative) - negative), order);
+  };
+  for (size_t i = 0; i < count; ++i) move(marks[i], 1);
+  size_t next = 0;  // the change after the last far one
+  for (size_t i = 0; i < far.count; ++i) {
+    const size_t at = next + far.gaps[i];
+    if (at >= count) return false;
+    move(marks[at], static_cast<Bits>(far.sizes[i] - 1));
+    next = at + 1;
   }
-  return next_far == far.count;
+  return true;
 }
 
 }  // namespace
@@ -170,7 +151,7 @@ bool apply_chunk(const Kernels& kernels, ChunkMode mode, std::span<const uint8_t
     case ChunkMode::kSparse:
       return apply_sparse(kernels, bytes, values, n, order);
     case ChunkMode::kDense:
-      return apply_dense(bytes, values, n, order);
+      return apply_dense(kernels, bytes, values, n, order);
     case ChunkMode::kVerbatim:
       std::memcpy(values, bytes.data(), n * sizeof(Bits));
       return true;

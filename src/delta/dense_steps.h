@@ -1,15 +1,18 @@
 #pragma once
 
-// A dense chunk: the step of every element. A prefix code says how many bits |step| has; then
-// follow the sign and the bits below the highest.
+// A dense chunk: the step of every element (stages/dense/dense_bits.h).
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <span>
 
-#include "delta/prefix_code.h"
-#include "stages/rice/rice_bits.h"
+#include "delta/varint.h"
+#include "stages/dense/prefix_code.h"
+#include "stages/kernels.h"
 #include "stages/steps/steps.h"
 
 namespace gradwire {
@@ -20,20 +23,28 @@ inline constexpr size_t kSymbolsOf = 8 * sizeof(Bits) + 1;
 template <typename Bits>
 inline constexpr size_t kLengthsSize = (kSymbolsOf<Bits> + 1) / 2;
 
-// How many steps of a chunk have each number of bits.
-template <typename Bits>
-struct StepCounts {
-  uint32_t of[kSymbolsOf<Bits>] = {};
+// A number's bits, without a count of zeros, so that the compiler makes vectors of it.
+inline uint32_t bit_width_of(uint32_t number) {
+  // Without the bit below the highest, no rounding reaches the next power of two.
+  const auto rounded = static_cast<float>(static_cast<int32_t>(number & ~(number >> 1)));
+  const auto exponent = static_cast<int32_t>(std::bit_cast<uint32_t>(rounded) >> 23 & 0xff);
+  return static_cast<uint32_t>(std::max(exponent - 126, 0));
+}
 
-  StepCounts(const Bits* from, const Bits* to, uint64_t n, ElementOrder order) {
-    // Neighbours mostly have the same number of bits; they count in different places.
-    uint32_t parts[4][kSymbolsOf<Bits>] = {};
-    for (uint64_t i = 0; i < n; ++i) {
+// Some steps as the kernels take them.
+struct DensePieces {
+  static constexpr size_t kMost = 2048;
+
+  uint8_t symbols[kMost];
+  uint32_t sizes[kMost];
+
+  template <typename Bits>
+  void take(const Bits* from, const Bits* to, size_t n, ElementOrder order) {
+    for (size_t i = 0; i < n; ++i) {
       const Bits step = step_between(from[i], to[i], order);
-      ++parts[i % 4][std::bit_width(step_size(step))];
-    }
-    for (const auto& part : parts) {
-      for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) of[symbol] += part[symbol];
+      const uint32_t size = step_size(step);
+      symbols[i] = static_cast<uint8_t>(bit_width_of(size));
+      sizes[i] = size << 1 | is_negative_step(step);
     }
   }
 };
@@ -41,45 +52,91 @@ struct StepCounts {
 template <typename Bits>
 class DenseCode {
  public:
-  explicit DenseCode(const StepCounts<Bits>& counts)
-      : lengths_(PrefixLengths::create(counts.of)), codes_(lengths_) {
-    uint64_t bits = 0;
-    for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
-      bits += uint64_t{counts.of[symbol]} * (lengths_.of[symbol] + symbol);
+  DenseCode(const Bits* from, const Bits* to, uint64_t n, ElementOrder order)
+      : from_(from), to_(to), n_(n), order_(order), counts_(*this), codes_(counts_.lengths) {
+    size_ = kLengthsSize<Bits>;
+    for (size_t run = 0; run < kDenseRuns; ++run) {
+      uint64_t bits = 0;
+      for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
+        bits += uint64_t{counts_.of[run][symbol]} * (counts_.lengths.of[symbol] + symbol);
+      }
+      sizes_[run] = static_cast<uint32_t>((bits + 7) / 8);
+      size_ += sizes_[run];
+      uint8_t number[kLongestVarint];
+      if (run + 1 < kDenseRuns) {
+        size_ += static_cast<uint64_t>(write_varint(sizes_[run], number) - number);
+      }
     }
-    size_ = kLengthsSize<Bits> + (bits + 7) / 8;
   }
 
   [[nodiscard]] uint64_t size() const { return size_; }
 
   // Writes size() bytes, and up to 8 after them.
-  void write(const Bits* from, const Bits* to, uint64_t n, ElementOrder order, uint8_t* out) const {
+  void write(const Kernels& kernels, uint8_t* out) const {
+    const PrefixLengths& lengths = counts_.lengths;
     for (size_t i = 0; i < kLengthsSize<Bits>; ++i) {
-      const uint8_t high = 2 * i + 1 < kSymbolsOf<Bits> ? lengths_.of[2 * i + 1] : 0;
-      *out++ = static_cast<uint8_t>(lengths_.of[2 * i] | high << 4);
+      const uint8_t high = 2 * i + 1 < kSymbolsOf<Bits> ? lengths.of[2 * i + 1] : 0;
+      *out++ = static_cast<uint8_t>(lengths.of[2 * i] | high << 4);
     }
-    RiceWriter writer{out};
-    for (uint64_t i = 0; i < n; ++i) {
-      const Bits step = step_between(from[i], to[i], order);
-      const uint64_t size = step_size(step);
-      const auto symbol = static_cast<uint32_t>(std::bit_width(size));
-      const uint32_t length = lengths_.of[symbol];
-      // The highest bit of the size gives way to nothing, the sign stands before the rest.
-      const uint64_t rest = (size ^ (uint64_t{1} << symbol >> 1)) << 1 | is_negative_step(step);
-      writer.put(0, codes_.of[symbol] | rest << length, length + symbol);
-      writer.flush();
+    for (size_t run = 0; run + 1 < kDenseRuns; ++run) out = write_varint(sizes_[run], out);
+    for (size_t run = 0; run < kDenseRuns; ++run) {
+      RiceWriter writer{out};
+      for_each_piece(run, [&](const DensePieces& pieces, size_t n) {
+        kernels.write_dense(pieces.symbols, pieces.sizes, n, codes_, lengths, writer);
+      });
+      out += sizes_[run];
     }
   }
 
  private:
-  PrefixLengths lengths_;
+  // How many steps of each run have each number of bits.
+  struct Counts {
+    uint32_t of[kDenseRuns][kSymbolsOf<Bits>] = {};
+    PrefixLengths lengths;
+
+    explicit Counts(const DenseCode& code) {
+      uint32_t all[kSymbolsOf<Bits>] = {};
+      for (size_t run = 0; run < kDenseRuns; ++run) {
+        // Neighbours mostly have the same number of bits; they count in different places.
+        uint32_t parts[4][kSymbolsOf<Bits>] = {};
+        code.for_each_piece(run, [&](const DensePieces& pieces, size_t n) {
+          for (size_t i = 0; i < n; ++i) ++parts[i % 4][pieces.symbols[i]];
+        });
+        for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
+          for (const auto& part : parts) of[run][symbol] += part[symbol];
+          all[symbol] += of[run][symbol];
+        }
+      }
+      lengths = PrefixLengths::create(all);
+    }
+  };
+
+  template <typename Take>
+  void for_each_piece(size_t run, const Take& take) const {
+    DensePieces pieces;
+    const size_t most = dense_run(n_);
+    const size_t end = std::min<size_t>((run + 1) * most, n_);
+    for (size_t at = std::min<size_t>(run * most, n_); at < end; at += DensePieces::kMost) {
+      const size_t n = std::min(end - at, DensePieces::kMost);
+      pieces.take(from_ + at, to_ + at, n, order_);
+      take(pieces, n);
+    }
+  }
+
+  const Bits* from_;
+  const Bits* to_;
+  uint64_t n_;
+  ElementOrder order_;
+  Counts counts_;
   PrefixCodes codes_;
+  uint32_t sizes_[kDenseRuns] = {};
   uint64_t size_ = 0;
 };
 
 // Applies the steps to n values. false: the bytes are not valid.
 template <typename Bits>
-bool apply_dense(std::span<const uint8_t> bytes, Bits* values, uint64_t n, ElementOrder order) {
+bool apply_dense(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* values, uint64_t n,
+                 ElementOrder order) {
   if (bytes.size() < kLengthsSize<Bits>) return false;
   PrefixLengths lengths;
   for (size_t symbol = 0; symbol < 2 * kLengthsSize<Bits>; ++symbol) {
@@ -91,27 +148,30 @@ bool apply_dense(std::span<const uint8_t> bytes, Bits* values, uint64_t n, Eleme
     }
   }
   if (!lengths.valid()) return false;
-  const PrefixTable table(lengths);
-  RiceReader reader{bytes.data() + kLengthsSize<Bits>, bytes.data() + bytes.size()};
-  for (uint64_t i = 0; i < n; ++i) {
-    if (reader.has_word()) {
-      reader.fill();
-    } else {
-      reader.fill_to_end();
-    }
-    const auto [symbol, length] = table.of[reader.bits % std::size(table.of)];
-    const uint64_t rest = reader.bits >> length;
-    reader.drop(length + symbol);
-    if (length == 0 || reader.held < 0) return false;
-    if (symbol == 0) continue;
-    const uint64_t size =
-        uint64_t{1} << (symbol - 1) | (rest >> 1 & ((uint64_t{1} << (symbol - 1)) - 1));
-    if (symbol == 8 * sizeof(Bits) && size != kSignBit<Bits>) return false;  // no step is so long
-    const auto step = static_cast<Bits>((rest & 1) != 0 ? uint64_t{0} - size : size);
-    values[i] = step_from(values[i], step, order);
+  const uint8_t* at = bytes.data() + kLengthsSize<Bits>;
+  const uint8_t* end = bytes.data() + bytes.size();
+  size_t sizes[kDenseRuns];
+  for (size_t run = 0; run + 1 < kDenseRuns; ++run) {
+    const auto size = read_varint(at, end);
+    if (!size) return false;
+    sizes[run] = *size;
   }
-  reader.fill_to_end();
-  return reader.ended() && reader.next == reader.end;
+  DenseStrings strings;
+  for (size_t run = 0; run < kDenseRuns; ++run) {
+    const auto left = static_cast<size_t>(end - at);
+    const size_t size = run + 1 < kDenseRuns ? sizes[run] : left;
+    if (size > left) return false;
+    strings[run] = {at, size};
+    at += size;
+  }
+  const auto steps = std::make_unique_for_overwrite<uint32_t[]>(n);
+  if (!kernels.read_dense(strings, PrefixTable(lengths), n, 8 * sizeof(Bits), steps.get())) {
+    return false;
+  }
+  for (uint64_t i = 0; i < n; ++i) {
+    values[i] = step_from(values[i], static_cast<Bits>(steps[i]), order);
+  }
+  return true;
 }
 
 }  // namespace gradwire

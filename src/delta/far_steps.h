@@ -9,7 +9,7 @@ namespace gradwire {
 
 // Far steps in the order of their elements.
 struct FarSteps {
-  // Far steps of a chunk that are listed at most: chunks with more are dense.
+  // No sparse chunk has more: an encoder makes sparse chunks of at most a quarter of changes.
   static constexpr size_t kMost = 16384;
 
   size_t count = 0;

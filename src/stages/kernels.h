@@ -15,6 +15,7 @@
 
 #include "base/philox.h"
 #include "gradwire/decode_mode.h"
+#include "stages/dense/dense_bits.h"
 #include "stages/element/residual_access.h"
 #include "stages/float_clip/float_clip.h"
 #include "stages/levels/levels.h"

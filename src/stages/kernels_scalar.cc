@@ -1,4 +1,5 @@
 #include "stages/arithmetic/arithmetic_scalar.h"
+#include "stages/dense/dense_scalar.h"
 #include "stages/draws/draws_scalar.h"
 #include "stages/elias/elias_scalar.h"
 #include "stages/float_clip/float_clip_scalar.h"

@@ -31,6 +31,7 @@ inline constexpr const Kernels* kTableOf = nullptr;
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
 #include "stages/arithmetic/arithmetic-inl.h"
+#include "stages/dense/dense-inl.h"
 #include "stages/draws/philox-inl.h"
 #include "stages/elias/elias-inl.h"
 #include "stages/float_clip/float_clip-inl.h"

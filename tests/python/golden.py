@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "spec"))
 
 import common  # noqa: E402
 import container  # noqa: E402
+import delta  # noqa: E402
 import payloads  # noqa: E402
 import reference as spec  # noqa: E402
 import reference_encoder as encoder  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "cases",
     "common",
     "container",
+    "delta",
     "encoder",
     "payloads",
     "read",
@@ -39,7 +41,7 @@ Case = dict[str, Any]
 
 
 def cases(kind: str) -> list[Case]:
-    """The cases of "encode", "decode" or "errors" in the index."""
+    """The cases of "encode", "decode", "deltas" or "errors" in the index."""
     index: dict[str, list[Case]] = json.loads((FOLDER / "index.json").read_text())
     return index[kind]
 

@@ -13,6 +13,7 @@ from gradwire import GradwireError, _core
 
 sys.path.insert(0, str(ROOT / "spec"))
 import delta as spec
+import delta_encoder
 from common import FormatError
 
 ORDERS = [(width, is_float) for width in (1, 2, 4) for is_float in (False, True)]
@@ -44,6 +45,8 @@ def test_the_decoder_of_the_format_page_agrees(width: int, is_float: bool, chang
     assert spec.apply(parsed, base.tobytes()) == result.tobytes()
     assert parsed.changed == np.count_nonzero((base != result).reshape(-1, width).any(axis=1))
     assert parsed.base_digest == _core.digest_array(base) == spec.digest(base.tobytes())
+    element = width.bit_length() - 1 + (16 if is_float else 0)
+    assert delta_encoder.encode(element, base.tobytes(), result.tobytes()) == data
     values = base.copy()
     _core.apply_delta(data, values)
     assert np.array_equal(values, result)

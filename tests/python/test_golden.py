@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gradwire
-from golden import FOLDER, ROOT, Case, array, cases, payloads, read, read_values, spec
-from gradwire import container
+from golden import FOLDER, ROOT, Case, array, cases, delta, payloads, read, read_values, spec
+from gradwire import _core, container
 
 EXECUTIONS = [(target, threads) for target in gradwire.simd_targets() for threads in (1, 2)]
 PLAIN = [case for case in cases("encode") if "residual_in" not in case]
@@ -22,6 +22,7 @@ CONTAINERS = [case for case in cases("decode") if "container" in case]
 
 BYTES_PER_CODEC = 45_000  # of the folder, with the cases of packets and containers
 FILES = ("frame", "packet", "container", "values", "data", "input", "residual_in", "residual_out")
+FILES += ("delta", "base", "result")
 
 
 def name_of(case: Case) -> str:
@@ -128,6 +129,57 @@ def test_container(case: Case) -> None:
     assert b"".join(container.serialize(read_back)) == data
 
 
+def arrays_of(case: Case) -> tuple[np.ndarray, np.ndarray, int]:
+    """The base and the result of a delta, and the width of an element."""
+    width = 1 << case["element"] % 16
+    size, at = case["n"] * width, case["at"]
+    base = np.resize(np.frombuffer(read(case["base"]), np.uint8), size)
+    result, overlay = base.copy(), np.frombuffer(read(case["result"]), np.uint8)
+    result[at : at + overlay.size] = overlay
+    return base, result, width
+
+
+@pytest.mark.parametrize("case", cases("deltas"), ids=name_of)
+def test_delta(case: Case) -> None:
+    base, result, width = arrays_of(case)
+    data = read(case["delta"])
+    for target, threads in EXECUTIONS:
+        values = base.copy()
+        _core.apply_delta(data, values, target=target, threads=threads)
+        assert np.array_equal(values, result), (target, threads)
+        if not case["exact"]:
+            continue
+        room, copy = np.empty(_core.max_delta_size(case["n"], width), np.uint8), base.copy()
+        written = _core.encode_delta(
+            copy,
+            result,
+            room,
+            width=width,
+            is_float=case["element"] >= 16,
+            follow=True,
+            threads=threads,
+            target=target,
+        )
+        assert room[: written["size"]].tobytes() == data, (target, threads)
+        assert np.array_equal(copy, result), (target, threads)
+
+
+@pytest.mark.parametrize("case", [case for case in cases("errors") if "delta" in case], ids=name_of)
+def test_delta_is_refused(case: Case) -> None:
+    for target, threads in EXECUTIONS:
+        values = np.zeros(2 * case["n"], np.uint8)
+        with pytest.raises(gradwire.GradwireError) as refusal:
+            _core.apply_delta(read(case["delta"]), values, target=target, threads=threads)
+        assert refusal.value.code == case["status"], (target, threads)
+
+
+def test_deltas_have_every_mode() -> None:
+    modes = set()
+    for case in cases("deltas"):
+        modes |= {mode for mode, _ in delta.chunks_of(delta.parse(read(case["delta"])))}
+    assert modes == {delta.UNCHANGED, delta.SPARSE, delta.DENSE, delta.VERBATIM}
+
+
 def read_container(data: bytes) -> None:
     """Makes all checks that a reader makes before it decodes the frames."""
     container.check_frames(container.parse(data))
@@ -189,7 +241,7 @@ def test_cases_are_those_of_a_codec() -> None:
 def test_the_folder_holds_what_the_index_names_and_nothing_else() -> None:
     named = {
         entry[key]
-        for kind in ("encode", "decode", "errors")
+        for kind in ("encode", "decode", "deltas", "errors")
         for case in cases(kind)
         for entry in (case, *case.get("frames", ()), *case.get("tensors", ()))
         for key in FILES

@@ -35,11 +35,14 @@ struct RiceWriter {
   }
 };
 
+// A mark is 2 * place + sign of a value that is not 0; sign: 1 for -1.
+constexpr uint32_t place_of_mark(uint32_t mark) { return mark >> 1; }
+
 // Number of marks that append_marks may write after the marks of a word.
 inline constexpr size_t kMarkSlack = 16;
 
-// Appends the marks of a word's non-zeros, 2 * (position + 1) + sign each, and returns their
-// number. `first` is the mark that the word's first value would have; sign: 1 for -1.
+// Appends the marks of a word's non-zeros and returns their number. `first` is the mark that the
+// word's first value would have if it were +1.
 HWY_INLINE size_t append_marks(uint64_t any, uint64_t negative, uint32_t first, uint32_t* marks) {
   const auto count = static_cast<size_t>(std::popcount(any));
   for (size_t i = 0; i < count; i += 4) {
@@ -53,8 +56,8 @@ HWY_INLINE size_t append_marks(uint64_t any, uint64_t negative, uint32_t first, 
   return count;
 }
 
-// Kernels::rice_encode. append: as append_marks. write(marks, count, writer) codes the non-zeros
-// marks[1] to marks[count]; marks[0] is the non-zero before them, or 0.
+// Kernels::rice_encode. append: as append_marks; places begin with 1 here. write(marks, count,
+// writer) codes the non-zeros marks[1] to marks[count]; marks[0] is the non-zero before them, or 0.
 template <typename AppendMarks, typename WriteGroup>
 HWY_INLINE size_t encode_rice(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* out,
                               const AppendMarks& append, const WriteGroup& write) {
@@ -170,6 +173,32 @@ HWY_INLINE bool for_each_rice_code(const uint8_t* bytes, size_t size, size_t n, 
       --left;
     }
   }
+}
+
+// The most marks of n trits in `size` bytes: a code has at least two bits, a packed byte five
+// trits.
+constexpr size_t most_rice_marks(size_t size, size_t n) { return std::min(n, 5 * size); }
+inline constexpr size_t kNoMarks = SIZE_MAX;
+
+// Kernels::rice_marks.
+HWY_INLINE size_t read_rice_marks(const uint8_t* bytes, size_t size, size_t n, uint32_t* marks) {
+  if (size > packed_size(n)) return kNoMarks;
+  size_t count = 0;
+  if (size < packed_size(n)) {
+    const bool valid = for_each_rice_code(bytes, size, n, [&](size_t i, uint32_t sign) {
+      marks[count++] = static_cast<uint32_t>(2 * i) | sign;
+    });
+    return valid ? count : kNoMarks;
+  }
+  uint64_t plus[trit_words(kMostRiceTrits)] = {};
+  uint64_t minus[trit_words(kMostRiceTrits)] = {};
+  if (!unpack_trit_bits(bytes, n, plus, minus)) return kNoMarks;
+  for (size_t i = 0; i < n; ++i) {
+    const auto sign = static_cast<uint32_t>(minus[i / kWordBits] >> i % kWordBits & 1);
+    marks[count] = static_cast<uint32_t>(2 * i) | sign;
+    count += sign | (plus[i / kWordBits] >> i % kWordBits & 1);
+  }
+  return count;
 }
 
 // Kernels::rice_decode.

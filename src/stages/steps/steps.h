@@ -21,8 +21,9 @@ inline constexpr Bits kSignBit = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) 
 // The place of an element in the order, as two's complement; applied twice, its bits again.
 template <std::unsigned_integral Bits>
 constexpr Bits ordered(Bits bits, ElementOrder order) {
-  const bool flips = order == ElementOrder::kFloat && (bits & kSignBit<Bits>) != 0;
-  return flips ? static_cast<Bits>(bits ^ (kSignBit<Bits> - 1)) : bits;
+  if (order == ElementOrder::kInteger) return bits;
+  const auto negative = static_cast<Bits>(Bits{0} - (bits >> (8 * sizeof(Bits) - 1)));
+  return static_cast<Bits>(bits ^ (negative & (kSignBit<Bits> - 1)));
 }
 
 // The step from one element to another, modulo 2^width.

@@ -1,4 +1,4 @@
-#include "delta/prefix_code.h"
+#include "stages/dense/prefix_code.h"
 
 #include <algorithm>
 #include <array>
