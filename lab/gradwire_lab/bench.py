@@ -176,7 +176,7 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
     with ThreadPoolExecutor(case.threads) as pool:
         if case.threads > 1 and copied.nbytes >= _PARALLEL_MEMCPY_BYTES:
             turns.append(lambda: _parallel_copy(pool, case.threads, copied, source))
-        times = _interleave(turns, seconds)
+        times = interleave(turns, seconds)
     rates = [4e-9 * case.numel / median(samples) for samples in times]
     return Measurement(
         seconds=median(times[0]),
@@ -214,7 +214,7 @@ def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
     return decode_add
 
 
-def _interleave(calls: Sequence[Call], seconds: float) -> list[list[float]]:
+def interleave(calls: Sequence[Call], seconds: float) -> list[list[float]]:
     """Runs the calls in turn until each has its share of `seconds`; seconds a call, for each."""
     timers = [Timer(call) for call in calls]
     for timer in timers:
@@ -236,7 +236,7 @@ def _parallel_copy(pool: ThreadPoolExecutor, threads: int, target: Floats, sourc
 def _call_overhead(case: Case) -> float:
     tiny = BenchData("one", "one value", np.ones(1, np.float32))
     work = Workload(case.codec, 1, tiny, 0)
-    return median(_interleave([_operation(work, replace(case, numel=1), [])], 0.02)[0])
+    return median(interleave([_operation(work, replace(case, numel=1), [])], 0.02)[0])
 
 
 def _same_bits(a: Floats | None, b: Floats | None) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import gradwire
 from gradwire.tensor_files import TensorFileError
-from gradwire_lab import bench
+from gradwire_lab import bench, bench_deltas
 from gradwire_lab.bench_data import BenchData, load_data
 
 RECORDED = Path(__file__).parents[2] / "bench" / "data" / "resnet20_gradients.safetensors"
@@ -190,6 +190,27 @@ def test_large_frames_are_few(data: BenchData, monkeypatch: pytest.MonkeyPatch) 
     assert len(bench.Workload("raw", 1000, data, 0).frames) == 5
     monkeypatch.setattr(bench, "_FRAME_BYTES", 1)
     assert len(bench.Workload("raw", 1000, data, 0).frames) == 2
+
+
+@pytest.mark.parametrize("change", bench_deltas.CHANGES)
+def test_deltas_are_checked_and_measured(change: str) -> None:
+    numel = 70_000
+    row = bench_deltas.measure(change, numel, 0.001, 0)
+    share = bench_deltas.SHARES.get(change)
+    assert row.changed == pytest.approx(share or 1, rel=0.2)
+    assert row.encode_of_memcpy == pytest.approx(1.5 * row.encode / row.memcpy)
+    assert row.apply_of_memcpy == pytest.approx(row.apply / row.memcpy)
+    # A third of what a changed value would take as an index and a value; not below the entropy.
+    assert row.entropy is None or row.entropy < row.bits < 16
+    for bits, rate in row.others.values():
+        assert row.bits < bits
+        assert rate > 0
+
+
+def test_a_delta_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire._core.apply_delta", lambda delta, values: None)
+    with pytest.raises(bench.CheckError, match="check failed: bf16 1 %, 500 values: not the resul"):
+        bench_deltas.measure("bf16 1 %", 500, 0.001, 0)
 
 
 def test_general_purpose_compressors_are_measured_where_they_are_installed() -> None:

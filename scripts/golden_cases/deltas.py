@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import delta as spec
 import delta_encoder as encoder
+from common import little
 from golden_cases.inputs import put
 from payloads import rice, ternary
 
@@ -50,7 +51,7 @@ def moved(element: int, base: bytes, steps: list[int]) -> bytes:
     width = spec.ELEMENTS[element]
     bits, result = 8 * width, b""
     for i, step in enumerate(steps):
-        value = spec.little(base[i * width : (i + 1) * width])
+        value = little(base[i * width : (i + 1) * width])
         if element >= spec.FLOATS:
             value = spec.in_order((spec.in_order(value, bits) + step) % (1 << bits), bits)
         else:

@@ -21,7 +21,16 @@ CONTAINERS = [case for case in cases("decode") if "container" in case]
 
 
 BYTES_PER_CODEC = 45_000  # of the folder, with the cases of packets and containers
-FILES = ("frame", "packet", "container", "values", "data", "input", "residual_in", "residual_out")
+FILES: tuple[str, ...] = (
+    "frame",
+    "packet",
+    "container",
+    "values",
+    "data",
+    "input",
+    "residual_in",
+    "residual_out",
+)
 FILES += ("delta", "base", "result")
 
 

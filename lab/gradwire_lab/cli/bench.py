@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from itertools import groupby, product
 from typing import Annotated, Any
 
+import numpy as np
 from typer import BadParameter, Option
 
 import gradwire
@@ -25,6 +26,8 @@ from gradwire.cli.output import (
 from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.bench import CODECS, OPERATIONS, SIZES, Case, Measurement, Workload, measure
 from gradwire_lab.bench_data import BenchData, load_data
+from gradwire_lab.bench_deltas import CHANGES, DeltaRow
+from gradwire_lab.bench_deltas import measure as measure_delta
 from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
 
@@ -47,6 +50,13 @@ _DATA_HELP = (
     "else synthetic."
 )
 
+_DELTAS_HELP = (
+    "Measure deltas instead, on one thread: weights in bfloat16 before and after a step of Adam, "
+    "and float32 weights and states. Default size: 25.6M. XOR with zstd and zipnn are measured "
+    "beside them where the packages zstandard and zipnn are installed."
+)
+_SIZE_OF_DELTAS = 25_600_000
+
 
 def bench(
     codec: Annotated[
@@ -59,6 +69,7 @@ def bench(
         list[int] | None, Option(min=1, help="Thread count (repeatable). Default: 1, 2.")
     ] = None,
     data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
+    deltas: Annotated[bool, Option("--deltas", help=_DELTAS_HELP)] = False,
     seconds: Annotated[float, Option(min=0.01, help="Time for each line of the table.")] = 0.5,
     seed: Annotated[int, Option(min=0, help="Seed of the data and of its windows.")] = 0,
     as_json: JsonOption = False,
@@ -68,6 +79,14 @@ def bench(
     Each result is checked before it is timed. GB/s count the float32 side, 4 bytes a value, and
     10^9 bytes are a GB. memcpy copies as many values in the same process, on one thread.
     """
+    if deltas:
+        if codec or operation or target or threads or data != "auto":
+            raise BadParameter(
+                "goes with --size, --seconds, --seed and --json", param_hint="--deltas"
+            )
+        numels = [parse_count(text, "--size", _LARGEST_SIZE) for text in size or ()]
+        _bench_deltas(numels or [_SIZE_OF_DELTAS], seconds, seed, as_json)
+        return
     for name in codec or ():
         check_codec(name)
     sizes = [parse_count(text, "--size", _LARGEST_SIZE) for text in size] if size else SIZES
@@ -89,6 +108,58 @@ def bench(
         print_json(header | {"results": rows})
     else:
         _print_measurements(rows)
+
+
+def _bench_deltas(sizes: list[int], seconds: float, seed: int, as_json: bool) -> None:
+    header = _header(BenchData("deltas", f"made, seed {seed}", np.zeros(1, np.float32)))
+    if not as_json:
+        _print_header(header)
+    rows = []
+    planned = [(change, numel) for numel in sizes for change in CHANGES]
+    with ProgressOfSteps(len(planned), is_shown=sys.stderr.isatty()) as progress:
+        for change, numel in planned:
+            progress.begin(f"delta {change} {numel}")
+            rows.append(measure_delta(change, numel, seconds, seed))
+            progress.end_step()
+    if as_json:
+        print_json(header | {"results": [asdict(row) for row in rows]})
+    else:
+        _print_deltas(rows)
+
+
+def _print_deltas(rows: list[DeltaRow]) -> None:
+    print_table(
+        (
+            *("change", "values", "changed", "bits/change", "entropy", "encode GB/s", "of memcpy"),
+            *("apply GB/s", "of memcpy", "memcpy GB/s"),
+        ),
+        [
+            (
+                *(row.change, f"{row.numel:,}", f"{100 * row.changed:.3g} %"),
+                *(significant(row.bits), significant(row.entropy) if row.entropy else "-"),
+                *(significant(row.encode), f"{row.encode_of_memcpy:.2f}"),
+                *(significant(row.apply), f"{row.apply_of_memcpy:.2f}", significant(row.memcpy)),
+            )
+            for row in rows
+        ],
+        left=range(1),
+        keys=2,
+    )
+    others = [(row, name, *found) for row in rows for name, found in row.others.items()]
+    if others:
+        print_table(
+            ("change", "values", "compressor", "bits/change", "GB/s", "encode / this"),
+            [
+                (
+                    *(row.change, f"{row.numel:,}", name),
+                    *(significant(bits), significant(rate), significant(row.encode / rate)),
+                )
+                for row, name, bits, rate in others
+            ],
+            left=[0, 2],
+            keys=3,
+        )
+    print("memcpy moves two arrays, encode three, apply two: 'of memcpy' compares bytes moved.")
 
 
 def _measure_all(
