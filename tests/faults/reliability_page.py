@@ -50,11 +50,15 @@ _NOT_RUN = "not run"
 
 
 def write_tables(results: Path, page: Path) -> None:
+    replace_tables(page, make_tables(results))
+
+
+def replace_tables(page: Path, tables: str) -> None:
     """Replaces what stands between the marks of the page."""
     text = page.read_text()
     before, rest = text.split(_BEGIN)
     _, after = rest.split(_END)
-    page.write_text(before + _BEGIN + "\n" + make_tables(results) + "\n" + _END + after)
+    page.write_text(before + _BEGIN + "\n" + tables + "\n" + _END + after)
 
 
 def make_tables(results: Path) -> str:

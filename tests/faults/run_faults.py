@@ -9,6 +9,8 @@ Each cell, a way with a fault, gets a file WAY/FAULT.json; a cell that has one i
 files of the last run of a cell, among them what each rank printed, are in WAY/FAULT/. --table only
 writes the tables from the files, between the marks of the page.
 
+run_store_faults.py does so with stores of weights.
+
 Times are judged, too (judge.py): a machine with ten times as much to do as it has cores can be too
 slow. Faults of links need root. The exit status is 1 if a cell that was run shows a problem.
 """

@@ -1,4 +1,7 @@
-"""What breaks between a publisher and its receivers: nobody ends with a wrong model."""
+"""What breaks between a publisher and its receivers: nobody ends with a wrong model.
+
+tests/faults/store_faults.py has the faults that are caused many times.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,6 @@ import errno
 import os
 import random
 import signal
-import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,157 +21,13 @@ from gradwire.files import OutputFile
 from gradwire.weights import (
     DamagedVersionError,
     Publisher,
-    StaleBaseError,
     Subscriber,
     WeightsError,
-    prune,
 )
-from gradwire.weights.folder import LocalFolder
 from gradwire.weights.target import Target
 from states import assert_same, state_of
-
-State = dict[str, Any]
-LARGE = 300_000
-MOMENTS = 25
-
-
-def fork(work: Callable[[], None]) -> int:
-    """A process that does this and ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
-        child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except BaseException as error:
-        os.write(2, f"{error!r}\n".encode())
-        os._exit(1)
-
-
-def end_of(child: int) -> int:
-    """The signal that ended a process; 0: it ended by itself."""
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-def publish(store: Any, first: int, last: int, **options: Any) -> None:
-    publisher = Publisher(store, **options)
-    for version in range(first, last + 1):
-        assert publisher.publish(state_of(version)).version == version
-
-
-def reached(store: Any, n: int = 3000) -> int:
-    """The version that a new receiver gets, whose values are right."""
-    subscriber, target = Subscriber(store, patience=0.2), State()
-    if subscriber.fetch() is None:
-        return 0
-    version = subscriber.apply_(target).version
-    assert version is not None
-    assert_same(target, state_of(version, n))
-    return version
-
-
-def test_a_publisher_killed_at_any_moment(tmp_path: Path) -> None:
-    def work() -> None:
-        publisher, version = Publisher(tmp_path, anchor_every=4), start
-        while True:
-            version += 1
-            assert publisher.publish(state_of(version)).version == version
-
-    drawn, start, moved = random.Random(0), 0, 0
-    for _ in range(MOMENTS):
-        child = fork(work)
-        time.sleep(drawn.uniform(0, 0.15))
-        os.kill(child, signal.SIGKILL)
-        assert end_of(child) == signal.SIGKILL
-        version = reached(tmp_path)
-        assert version >= start
-        moved += version - start
-        start = version
-    assert moved > 0
-    prune(tmp_path, 1)
-    manifests = "".join(path.read_text() for path in tmp_path.glob("v*.json"))
-    left = [name for name in os.listdir(tmp_path) if not name.endswith(".json")]
-    stray = [name for name in left if name not in manifests]
-    assert all(int(name.lstrip(".")[1:7]) > start for name in stray)
-    assert reached(tmp_path) == start
-
-
-class DyingFolder(LocalFolder):
-    """Its process is killed at its nth write: before it, or when all but the name is there."""
-
-    def __init__(self, path: Path, dies_at: int, is_late: bool) -> None:
-        super().__init__(path)
-        self._left, self._is_late = dies_at, is_late
-
-    def write(self, name: str, pieces: Any, only_new: bool = False) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._is_late:
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().write(name, self._die_after(pieces), only_new)
-
-    def _die_after(self, pieces: Any) -> Any:
-        yield from pieces
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("dies_at", range(1, 11))
-def test_a_publisher_killed_between_parts_and_manifest(
-    tmp_path: Path, dies_at: int, is_late: bool
-) -> None:
-    """Versions 1 and 3 are a part, a manifest and the hint, version 2 has an anchor, too. What is
-    published after it are other values."""
-
-    def work() -> None:
-        publish(DyingFolder(tmp_path, dies_at, is_late), 1, 3, anchor_every=2)
-
-    assert end_of(fork(work)) == signal.SIGKILL
-    version = reached(tmp_path)
-    assert version == (dies_at > 2) + (dies_at > 6)
-    publisher = Publisher(tmp_path, anchor_every=2)
-    for one in range(version + 1, version + 4):
-        assert publisher.publish(state_of(one + 1)).version == one
-        receiver, target = Subscriber(tmp_path), State()
-        receiver.fetch()
-        receiver.apply_(target)
-        assert_same(target, state_of(one + 1))
-
-
-def test_a_receiver_killed_at_any_moment(tmp_path: Path) -> None:
-    store, local = tmp_path / "store", tmp_path / "local"
-
-    def work() -> None:
-        subscriber = Subscriber(store, local=local)
-        subscriber.fetch()
-        subscriber.apply_()
-
-    publisher = Publisher(store, anchor_every=1)
-    drawn, ends, longest = random.Random(0), [], 0.05
-    for version in range(1, MOMENTS + 1):
-        publisher.publish(state_of(version, LARGE))
-        child, started = fork(work), time.monotonic()
-        if version % 5:
-            time.sleep(drawn.uniform(0, longest))
-            os.kill(child, signal.SIGKILL)
-            ends.append(end_of(child))
-        else:
-            assert end_of(child) == 0
-            longest = time.monotonic() - started
-        check = Subscriber(store, local=local)
-        files = local / "model.safetensors"
-        if check.version:
-            found = safetensors.torch.load_file(files)
-            assert_same(found, state_of(check.version, LARGE))
-        if version % 2:
-            check.fetch()
-            check.apply_()
-            assert_same(safetensors.torch.load_file(files), state_of(version, LARGE))
-    assert signal.SIGKILL in ends
+from store_faults import damage
+from store_processes import State, end_of, fork, publish, reached
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -216,64 +72,6 @@ def test_a_receiver_killed_while_it_writes_takes_an_anchor(
     assert Subscriber(store, local=local).version == 2
 
 
-def damage(store: FaultyFolder, name: str, how: str, drawn: random.Random) -> None:
-    data = bytearray(store.files[name])
-    if how == "flipped":
-        data[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
-    store.files[name] = bytes(data[: drawn.randrange(len(data))] if how == "cut" else data)
-    if how == "missing":
-        del store.files[name]
-
-
-@pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
-@pytest.mark.parametrize("has_anchor", [False, True])
-def test_a_damaged_store(how: str, has_anchor: bool) -> None:
-    """Whatever file is damaged, the receiver has the newest version that can be had, or says which
-    file it is; and the publisher that starts again makes all right."""
-    drawn, right = random.Random(0), 0
-    errors: list[str] = []
-    whole = FaultyFolder()
-    publish(whole, 1, 1)
-    behind: State = {}
-    subscriber = Subscriber(whole)
-    subscriber.fetch()
-    subscriber.apply_(behind)
-    publish(whole, 2, 3)
-    publish(whole, 4, 5, anchor_every=5 * has_anchor)
-    names = [name for name in whole.files if not name.startswith(("newest", "v000001"))]
-    for name in 5 * names:
-        store = FaultyFolder()
-        store.files = dict(whole.files)
-        damage(store, name, how, drawn)
-        receiver = Subscriber(store, version=1, patience=0)
-        target = {key: values.clone() for key, values in behind.items()}
-        try:
-            receiver.fetch()
-            version = receiver.apply_(target).version
-        except (DamagedVersionError, StaleBaseError) as error:
-            errors.append(str(error))
-            assert not has_anchor or name == "v000005.json"
-            assert_same(target, behind)
-            assert name.partition(".")[0] in errors[-1] or "no way leads" in errors[-1]
-        else:
-            assert version == 5 or (version == 4 and name == "v000005.json")
-            assert_same(target, state_of(version))
-            right += 1
-        if name == "v000005.json":
-            continue  # with its manifest a version is gone; who has it finds another chain
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            publisher = Publisher(store, patience=0)
-            if how != "missing" or not name.endswith("5.json"):
-                assert publisher.publish(state_of(6)).version == 6
-                fresh = Subscriber(store, patience=0)
-                fresh.fetch()
-                fresh.apply_(target := State())
-                assert_same(target, state_of(6))
-    assert right > 0 or (how != "flipped" and not has_anchor)
-    assert errors or has_anchor
-
-
 def test_a_missing_delta_is_named() -> None:
     store = FaultyFolder()
     publish(store, 1, 4)
@@ -284,46 +82,6 @@ def test_a_missing_delta_is_named() -> None:
     with pytest.warns(RuntimeWarning, match=rf"a full one, as the newest.*{part} is missing"):
         publish(store, 5, 5, patience=0)
     assert reached(store) == 5
-
-
-@pytest.mark.parametrize("lists", [0, 10**6])
-def test_a_store_that_shows_files_late(lists: int) -> None:
-    store = FaultyFolder(late_reads=2, late_lists=lists)
-    publisher, subscriber = Publisher(store), Subscriber(store)
-    target, seen = State(), set[int]()
-    for version in range(1, 8):
-        assert publisher.publish(state_of(version)).version == version
-        while subscriber.fetch() is None:
-            continue
-        found = subscriber.apply_(target).version
-        assert found is not None
-        assert found >= max(seen, default=0)
-        assert_same(target, state_of(found))
-        seen.add(found)
-    assert max(seen) >= 6
-
-
-@pytest.mark.parametrize(
-    ("full_after", "done"), [(0, 0), (1, 0), (3, 1), (4, 1), (5, 2), (6, 2), (7, 2), (8, 3)]
-)
-def test_a_full_disk(full_after: int, done: int) -> None:
-    """Version 1 takes three files, version 2 two; version 3, with an anchor, four."""
-    store = FaultyFolder(full_after=full_after)
-    publisher = Publisher(store, anchor_every=3)
-    for version in range(1, done + (full_after != 8)):
-        publisher.publish(state_of(version))
-    with pytest.raises(OSError, match="No space left"):
-        publisher.publish(state_of(done + (full_after != 8)))
-    assert reached(store) == done
-    store.full_after = 10**9
-    for version in range(done + 1, 5):
-        # Not what could not be published, but other values.
-        assert publisher.publish(state_of(version + 1)).version == version
-        target = State()
-        receiver = Subscriber(store)
-        receiver.fetch()
-        receiver.apply_(target)
-        assert_same(target, state_of(version + 1))
 
 
 def test_a_full_disk_of_a_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
