@@ -122,7 +122,9 @@ def test_an_end_without_its_part_names_it() -> None:
     """Flower's own code then reads the frame."""
     model = make_model()
     bare = Clients(1, lambda message, context, app: app(message, context), lambda m: m)
-    with pytest.raises(TypeError, match=r"this end lacks gradwire\.flower's CompressionMod or C"):
+    with pytest.raises(
+        TypeError, match=r"this end lacks gradwire\.contrib\.flower's CompressionMod or C"
+    ):
         ask(CompressedGrid(bare), model)
     with pytest.raises(TypeError, match="or CompressedGrid"):
         ask(Clients(1, CompressionMod(), lambda m: m), model)
