@@ -134,20 +134,20 @@ def test_another_shape_is_loaded_whole(tmp_path: Path) -> None:
     assert_equal(served, model)
 
 
-def test_another_version_is_refused_before_anything_changes(tmp_path: Path) -> None:
-    model, served = Served(), Served()
+def test_all_workers_reach_the_version_that_is_asked_for(tmp_path: Path) -> None:
+    model, served, wanted = Served(), Served(), Served()
     publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
-    publisher.publish(model)
-    update(engine, 1)
-    before = {name: values.clone() for name, values in served.state_dict().items()}
-    for _ in range(2):
-        change(model)
+    for version in range(1, 4):
         publisher.publish(model)
-    with pytest.raises(WeightsError, match="version 2 is wanted, and the store's newest is 3"):
-        update(engine, 2)
-    assert all(before[name].equal(values) for name, values in served.state_dict().items())
-    assert update(engine, 3) == ["patches"]
-    assert_equal(served, model)
+        if version == 2:
+            wanted.load_state_dict(model.state_dict())
+        change(model)
+    update(engine, 1)
+    assert update(engine, 2) == ["patches"]  # though there is a newer one
+    assert_equal(served, wanted)
+    with pytest.raises(WeightsError, match="there is no version 4; the newest is 3"):
+        update(engine, 4)
+    assert_equal(served, wanted)
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class GradwireUpdateInfo(WeightTransferUpdateInfo):
     """What `update_weights` takes.
 
     Attributes:
-        version: The version that the worker shall reach, which must be the store's newest.
+        version: The version that the worker shall reach.
     """
 
     version: int
@@ -101,18 +101,12 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
         """Brings the model to the version.
 
         Raises:
-            WeightsError: The store's newest version is another one, or cannot be reached. The model
-                is as it was.
+            WeightsError: The store has no such version, or no way leads there. The model is as it
+                was.
         """
         if self._subscriber is None:
             raise WeightsError("init_weight_transfer_engine comes first: it names the store")
-        fetched = self._subscriber.fetch()
-        reached = self._subscriber.version if fetched is None else fetched.version
-        if reached != update_info.version:
-            raise WeightsError(
-                f"version {update_info.version} is wanted, and the store's newest is {reached}; "
-                "publish the next version when update_weights has returned on all workers"
-            )
+        fetched = self._subscriber.fetch(update_info.version)
         if fetched is None and self._is_whole:
             return
         patches = None

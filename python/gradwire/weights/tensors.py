@@ -288,7 +288,9 @@ def _shard_of(name: str, values: Any) -> tuple[Any, Place, tuple[int, ...]] | No
 
 
 def _address(values: Any) -> int:
-    return values.data_ptr() if is_torch(values) else values.ctypes.data
+    if not is_torch(values):
+        return values.ctypes.data
+    return values.data_ptr() or id(values)  # some devices have no addresses
 
 
 def _torch(what: str) -> Any:
