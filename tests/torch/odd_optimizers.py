@@ -79,10 +79,47 @@ class Lookahead(torch.optim.SGD):
         super().step()
 
 
+class Coded(torch.Tensor):
+    """A state in few bits, of a class that knows few operations, as torchao's."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"Coded knows no {func}")
+
+
+class InFewBits(torch.optim.SGD):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("moment", Coded(p))
+        super().step()
+
+
+class OwnRate(torch.optim.SGD):
+    """Finds its step from the gradients that it is given, as Prodigy does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        group["d"] = float(sum(p.grad.abs().sum() for p in group["params"]))
+        super().step()
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Sharp": Sharp,
     "ScheduleFree": ScheduleFree,
     "Lookahead": Lookahead,
+    "InFewBits": InFewBits,
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
     "LBFGS": torch.optim.LBFGS,
 }

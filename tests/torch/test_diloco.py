@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -194,3 +195,50 @@ def test_exchanged_arguments_are_named() -> None:
     inner = SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"the first argument is the model, .* first is a SGD"):
         DiLoCo(inner, model, outer_of(model), 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sync_every": 0}, "sync_every is 0; an exchange every 1 step or more is needed"),
+        ({"fragment_sync_delay": 3}, "fragment_sync_delay is 3; 0 to sync_every=2 steps"),
+        ({"fragment_update_alpha": 1.5}, "fragment_update_alpha is 1.5; a share from 0"),
+        (
+            {"fragment_update_alpha": 0.5, "fragment_sync_delay": 2},
+            "fragment_update_alpha=0.5 with fragment_sync_delay=sync_every=2 would send some "
+            "changes twice: take fragment_sync_delay=1 or less, or fragment_update_alpha=0",
+        ),
+        ({"fragments": 3}, "fragments is 3, but each begins its exchange in a step of its own"),
+        ({"outer_optimizer": lambda parameters: None}, "outer_optimizer= must return"),
+        ({"inner_optimizer": nn.Linear(1, 1)}, "inner_optimizer must be an optimizer"),
+        ({"should_quantize": True}, "as torchft calls it: write codec=..."),
+    ],
+)
+def test_errors_have_the_names_that_the_user_gave(options: dict[str, Any], said: str) -> None:
+    def job(rank: int) -> None:
+        model = Distances()
+        usual: dict[str, Any] = {
+            "inner_optimizer": SGD(model.parameters(), lr=0.1),
+            "sync_every": 2,
+        }
+        outer = {"outer_optimizer": outer_of(model)}
+        DiLoCo(model, **usual | outer | options)
+
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+        loopback.run(1, job)
+
+
+def test_a_state_of_another_schedule_is_refused_in_its_names() -> None:
+    def job(rank: int) -> None:
+        states = []
+        for delay in (1, 0):
+            model = Distances()
+            inner = SGD(model.parameters(), lr=0.1)
+            with DiLoCo(model, inner, outer_of(model), 2, fragment_sync_delay=delay) as diloco:
+                states.append(diloco.state_dict())
+                if delay == 0:
+                    diloco.load_state_dict(states[0])
+
+    said = "fragment_sync_delay: the state has 1, this rank has 0"
+    with pytest.raises(ValueError, match=said):
+        loopback.run(1, job)

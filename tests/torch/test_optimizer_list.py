@@ -13,7 +13,9 @@ from torch.optim import LBFGS, SGD, AdamW, Muon, Optimizer
 
 from frozen import INPUTS, Distances, loss
 from gradwire.torch import LocalSteps, ShardedOptimizer, compress, loopback
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.optimizer_list import OptimizerList
+from odd_optimizers import OwnRate
 from ways import integers
 
 RAW = "raw"
@@ -227,3 +229,10 @@ def test_who_takes_a_list_is_named() -> None:
     model = Distances()
     with pytest.raises(TypeError, match=r"the first is a list \(LocalSteps takes several\)"):
         ShardedOptimizer(muon_and_adamw(model), model)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_finds_options_from_its_own_gradients_is_told_where_it_goes() -> None:
+    with pytest.raises(
+        PeerMismatchError, match=r"'d of group 0 .* goes with DDP and gradwire_hook"
+    ):
+        train(lambda model: [OwnRate(model.parameters())], codec=RAW)

@@ -156,6 +156,7 @@ def test_a_way_is_not_copied_by_halves(way: str) -> None:
 WRAPPED = {
     ("local", "Sharp"): "nothing",
     ("local", "LBFGS"): "nothing",
+    ("local", "InFewBits"): "nothing",
     ("local", "ScheduleFree"): "ScheduleFree keeps weights in its state (which train() and eval()",
     ("local", "ASGD"): "ASGD keeps weights in its state ('ax')",
     ("local", "Lookahead"): "Lookahead keeps weights in its state ('slow')",

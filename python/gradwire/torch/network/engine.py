@@ -238,6 +238,10 @@ def _receive(wire: Transport, peer: int, expected: Kind, limits: Limits) -> tupl
 
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_OWN_OPTIONS = (
+    "the options of an optimizer must be equal on all ranks. An optimizer that finds them from its "
+    "gradients, such as Prodigy, goes with DDP and gradwire_hook, where the gradients are equal"
+)
 
 
 class Alike:
@@ -269,4 +273,7 @@ class Alike:
         """
         said = self._said
         if said.by_rank and not (said.are_complete and len(set(said.by_rank.values())) == 1):
-            agree(self._text, wire)
+            try:
+                agree(self._text, wire)
+            except PeerMismatchError as error:
+                raise PeerMismatchError(f"{error}: {_OWN_OPTIONS}", error.ranks) from None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.local_schedule import Schedule
+from gradwire.option_record import explains_arguments
 from gradwire.torch.checkpoint import StateDict
 from gradwire.torch.optimizer_list import Optimizers, name_of, parts_of
 from gradwire.torch.optimizers.local_rules import OuterFactory
@@ -19,6 +23,15 @@ from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.options import Compression, Execution
 from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
+
+# As errors of LocalSteps call its arguments, and as they are called here.
+_NAMES = {
+    "every": "sync_every",
+    "delay": "fragment_sync_delay",
+    "mix": "fragment_update_alpha",
+    "outer": "outer_optimizer",
+}
+_NAMED = re.compile(rf"\b({'|'.join(_NAMES)})(?= is |=|: the state)")
 
 
 class DiLoCo:
@@ -54,6 +67,7 @@ class DiLoCo:
         optimizer: The LocalSteps that exchanges.
     """
 
+    @explains_arguments
     def __init__(
         self,
         model: nn.Module,
@@ -74,18 +88,25 @@ class DiLoCo:
                 "the first argument is the model, and the second is the inner optimizer; the "
                 f"first is a {type(model).__name__}"
             )
-        self.optimizer = LocalSteps(
-            inner_optimizer,
-            model,
-            codec,
-            outer=outer_optimizer,
-            process_group=process_group,
-            compression=compression,
-            schedule=Schedule(
-                sync_every, fragments, fragment_sync_delay, mix=fragment_update_alpha
-            ),
-            execution=execution,
-        )
+        for part in inner_optimizer if isinstance(inner_optimizer, list) else [inner_optimizer]:
+            if not isinstance(part, Optimizer):
+                raise TypeError(
+                    "inner_optimizer must be an optimizer, or a list of some; it has a "
+                    f"{type(part).__name__}"
+                )
+        with _in_these_names():
+            self.optimizer = LocalSteps(
+                inner_optimizer,
+                model,
+                codec,
+                outer=outer_optimizer,
+                process_group=process_group,
+                compression=compression,
+                schedule=Schedule(
+                    sync_every, fragments, fragment_sync_delay, mix=fragment_update_alpha
+                ),
+                execution=execution,
+            )
         self.optimizer._let_user_step()
         self._parts = parts_of(inner_optimizer)
         self._stepped: list[Optimizer] = []  # in the step under way
@@ -160,4 +181,18 @@ class DiLoCo:
 
     def load_state_dict(self, state: StateDict) -> None:
         """As LocalSteps.load_state_dict."""
-        self.optimizer.load_state_dict(state)
+        with _in_these_names():
+            self.optimizer.load_state_dict(state)
+
+
+@contextmanager
+def _in_these_names() -> Iterator[None]:
+    """Errors inside say the names of DiLoCo's arguments for those of LocalSteps."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        said = _NAMED.sub(lambda found: _NAMES[found[1]], str(error))
+        if said == str(error):
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(said) from None

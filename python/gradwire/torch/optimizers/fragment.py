@@ -364,8 +364,11 @@ def _find_weights(
     norms: defaultdict[str, float] = defaultdict(float)
     for parameter, old in zip(parameters, before, strict=True):
         for key, kept in optimizer.state.get(parameter, {}).items():
-            values = local_of(kept) if isinstance(kept, torch.Tensor) else None
-            if values is None or values.layout != old.layout or values.shape != old.shape:
+            values = local_of(kept) if isinstance(kept, torch.Tensor) else kept
+            # (States in 8 bits are of classes of their own, which need not know how to compare.)
+            if values.__class__ not in (torch.Tensor, torch.nn.Parameter):
+                continue
+            if values.layout != old.layout or values.shape != old.shape:
                 continue
             if torch.equal(values.float(), old):
                 continue
