@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from gradwire.torch.optimizer_list import parts_of
 from gradwire_lab.cli import train
-from gradwire_lab.train import checks, options, rivals, settings
+from gradwire_lab.train import checks, models, options, rivals, settings, strategies
 from gradwire_lab.train.schedule import learning_rate
 from gradwire_lab.train.settings import Rule, Run, SettingsError, TrainSettings
 
@@ -76,6 +77,7 @@ LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
         ({"optimizer": "lion"}, "--optimizer", "valid are sgd, adam, adamw"),
         ({"schedule": "step"}, "--schedule", "valid are cosine, poly, constant"),
         ({"compress": "both"}, "--compress", "valid are gradients, updates"),
+        ({"optimizer": "muon"}, "--optimizer", "the matrices of gpt's blocks, and lenet has none"),
         ({"model": "gpt"}, "--data", "gpt does not take fashion-mnist; valid are text"),
         ({"data": "text"}, "--data", "valid are fashion-mnist, cifar10"),
         ({"width": 8}, "--width", "lenet has no choice"),
@@ -269,3 +271,30 @@ def test_other_schedules() -> None:
 
 def test_the_rate_of_adam_does_not_grow_with_the_workers() -> None:
     assert rates(optimizer="adamw")[0] == pytest.approx(0.1)
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    chosen = parsed(model="gpt", optimizer="muon", width=32)
+    model = models.build("gpt", 256, 64, seed=0, width=32)
+    muon, adamw = parts_of(strategies.local_optimizer(model, chosen))
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    names = [
+        {name_of[id(p)] for group in part.param_groups for p in group["params"]}
+        for part in (muon, adamw)
+    ]
+    per_block = ("qkv", "out", "up", "down")
+    assert names[0] == {f"blocks.{i}.{name}.weight" for i in range(3) for name in per_block}
+    assert names[0] | names[1] == set(name_of.values())
+    assert not names[0] & names[1]
+    assert [part.param_groups[0]["weight_decay"] for part in (muon, adamw)] == [0.1, 0.1]
+    assert adamw.param_groups[1]["weight_decay"] == 0.0
+
+
+def test_the_outer_optimizer_goes_with_workers_in_one_process() -> None:
+    way = {"exchange": "one-process", "every": 10, "outer": "nesterov"}
+    local = parsed(model="gpt", codecs=["raw"], **way)
+    assert local.takes_local_steps
+    assert local.of_ranks().takes_local_steps
+    summed = {"model": "gpt", "exchange": "one-process:pulls=gradients", "outer": "nesterov"}
+    with pytest.raises(SettingsError, match="goes only with --compress updates"):
+        parsed(**summed)

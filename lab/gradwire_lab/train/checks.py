@@ -74,6 +74,8 @@ def _of_model(settings: TrainSettings) -> _Problems:
         yield "width", f"{model} has no choice of width"
     if model == "gpt" and width is not None and width % 32:
         yield "width", f"{width} is no multiple of 32, as gpt needs"
+    if settings.optimizer == "muon" and model != "gpt":
+        yield "optimizer", f"muon steps the matrices of gpt's blocks, and {model} has none"
     if settings.dropout > 0.0 and model.startswith("resnet"):
         yield "dropout", f"{model} has no dropout"
 
@@ -133,7 +135,8 @@ def _of_exchange(settings: TrainSettings) -> _Problems:
 
 def _of_local_steps(settings: TrainSettings) -> _Problems:
     if not settings.takes_local_steps:
-        goes = f"goes only with --compress updates and --exchange {', '.join(HOOKED)}"
+        exchanges = ", ".join((*HOOKED, ONE_PROCESS))
+        goes = f"goes only with --compress updates and --exchange {exchanges}"
         names = ("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay")
         yield from _given(settings, goes, *names)
         return

@@ -8,7 +8,7 @@ from gradwire_lab.train.settings import TrainSettings
 
 def optimizer(chosen: TrainSettings) -> str:
     first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
-    text = {"sgd": f"SGD, momentum {chosen.momentum:g}", "adam": "Adam"}
+    text = {"sgd": f"SGD, momentum {chosen.momentum:g}", "adam": "Adam", "muon": "Muon, AdamW"}
     falls = f"learning rate {first:g} to {first * last:g} ({chosen.schedule}"
     parts = [
         text.get(chosen.optimizer, "AdamW"),

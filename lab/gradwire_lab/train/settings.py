@@ -41,7 +41,7 @@ CHOOSING = (
 DEFAULT_CODECS = (PLAIN_DDP, BF16, RECOMMENDED)
 
 BETAS = (0.9, 0.99)  # of Adam; a short training forgets its first gradients sooner than with 0.999
-WEIGHT_DECAY = {"sgd": 1e-4, "adam": 0.0, "adamw": 0.1}
+WEIGHT_DECAY = {"sgd": 1e-4, "adam": 0.0, "adamw": 0.1, "muon": 0.1}
 # What local steps do with the average change of the workers: subtract it, or step an optimizer by
 # it, as SparseLoCo and DiLoCo do. Their learning rates are those of the papers.
 OUTERS = {"average": 1.0, "sgd": 1.0, "nesterov": 0.7}
@@ -75,15 +75,16 @@ _HELP = {
     "data_dir": "Folder of the data; needed for cifar10.",
     "steps": "Steps with each codec.",
     "batch": "Images of a worker in a step (32), or sequences of text (8).",
-    "optimizer": "sgd, adam, adamw; default by model.",
+    "optimizer": "sgd, adam, adamw, or muon for the matrices inside gpt's blocks and adamw for the "
+    "rest; default by model.",
     "compress": "What the workers exchange: gradients, or the updates of their own optimizers. "
-    "Default: updates with adam and adamw, and with --every above 1.",
+    "Default: gradients with sgd in every step, updates otherwise.",
     "learning_rate": "Highest learning rate; with sgd it is that of one worker, and multiplied by "
-    "their number. Default with sgd or adam: "
+    "their number. Default with sgd or another: "
     + ", ".join(f"{name} {recipe.sgd:g} or {recipe.adam:g}" for name, recipe in MODELS.items())
     + ".",
     "momentum": "Of sgd; 0: none.",
-    "weight_decay": "Default 1e-4 for sgd, 0.1 for adamw (not of vectors), 0 for adam.",
+    "weight_decay": "Default 1e-4 for sgd, 0.1 for adamw and muon (not of vectors), 0 for adam.",
     "warmup": "First steps, in which the learning rate grows. Default: a twentieth of all; for "
     "ResNets and gpt at least 50, or a quarter of all if that is less.",
     "schedule": "cosine, poly, constant",
@@ -169,7 +170,7 @@ class TrainSettings(FromJson):
     data_dir: Annotated[Path | None, Option()] = None
     steps: Annotated[int, Option(min=1, max=10**7)] = 400
     batch: Annotated[int, Option(min=1, max=10**5)] = 32
-    optimizer: Annotated[Literal["sgd", "adam", "adamw"], Option()] = "sgd"
+    optimizer: Annotated[Literal["sgd", "adam", "adamw", "muon"], Option()] = "sgd"
     compress: Annotated[Literal["gradients", "updates"], Option(metavar="gradients|updates")] = (
         "gradients"
     )
@@ -231,8 +232,9 @@ class TrainSettings(FromJson):
 
     @property
     def takes_local_steps(self) -> bool:
-        """Whether every worker is a process that steps a model of its own (LocalSteps)."""
-        return self.compress == "updates" and self.exchange.partition(":")[0] in HOOKED
+        """Whether every worker steps a model of its own (LocalSteps)."""
+        is_of_equals = self.in_one_process or self.exchange.partition(":")[0] in HOOKED
+        return self.compress == "updates" and is_of_equals
 
     @property
     def has_servers(self) -> bool:

@@ -22,12 +22,14 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
+from gradwire.torch.optimizer_list import OptimizerList
 from gradwire.torch.options import grouped
 from gradwire_lab.train import rivals
 from gradwire_lab.train.records import StepCosts
 from gradwire_lab.train.rivals import is_rival
 from gradwire_lab.train.settings import BETAS, SERVED, SHARDED_OPTIMIZER, TrainSettings, both_ways
 from gradwire_lab.train.strategy import Strategy
+from gradwire_lab.train.text_models import BLOCKS
 from gradwire_lab.train.torch_ddp import TorchDdp, distribute
 
 # A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
@@ -169,14 +171,29 @@ def _named(settings: TrainSettings, *names: str) -> dict[str, Any]:
 
 
 def local_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """AdamW leaves vectors undecayed, as is usual for biases and normalisation."""
+    """AdamW leaves vectors undecayed, as is usual for biases and normalisation. Muon steps the
+    matrices inside the blocks, at rates of the same size, and AdamW the rest."""
+    rate, decay = settings.learning_rate, settings.weight_decay
     parameters = list(model.parameters())
+    if settings.optimizer == "muon":
+        hidden = [
+            p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2
+        ]
+        from torch.optim import Muon  # since PyTorch 2.9
+
+        muon = Muon(hidden, rate, decay, adjust_lr_fn="match_rms_adamw")
+        ours = {id(p) for p in hidden}
+        return OptimizerList([muon, _adamw([p for p in parameters if id(p) not in ours], settings)])
+    matrices_first = sorted(parameters, key=lambda p: p.dim() <= 1)
+    if settings.optimizer == "sgd":
+        return SGD(matrices_first, rate, settings.momentum, weight_decay=decay)
+    if settings.optimizer == "adam":
+        return Adam(matrices_first, rate, BETAS, weight_decay=decay)
+    return _adamw(parameters, settings)
+
+
+def _adamw(parameters: list[nn.Parameter], settings: TrainSettings) -> AdamW:
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() <= 1]
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.optimizer == "sgd":
-        return SGD([*matrices, *vectors], rate, settings.momentum, weight_decay=decay)
-    if settings.optimizer == "adam":
-        return Adam([*matrices, *vectors], rate, BETAS, weight_decay=decay)
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return AdamW(groups, rate, BETAS, weight_decay=decay)
+    return AdamW(groups, settings.learning_rate, BETAS, weight_decay=settings.weight_decay)

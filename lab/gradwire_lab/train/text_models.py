@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+BLOCKS = "blocks."  # names of parameters inside them begin so
 _LAYERS = 3
 _HEAD = 32  # values of an attention head
 _STD = 0.02
