@@ -116,8 +116,9 @@ def key_of(name: str, at: Place) -> str:
 
 
 def is_torch(values: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
+    # Another thread may be importing PyTorch, which has no tensors before.
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(values, tensor)
 
 
 def tensors_of(state: Any) -> Mapping[str, Any]:
