@@ -37,7 +37,7 @@ on_request=(
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits), 20 GiB of memory; 10,000 steps of error feedback (bench/error_feedback.py)"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
-  "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; examples/recipes runs"
+  "recipes   installs Lightning, transformers, Ray, Flower, FLARE and others; examples/recipes runs"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"
@@ -183,7 +183,8 @@ stage_recipes() {
   scripts/setup.sh
   local environment=build/recipes/venv
   scripts/overlay_venv.sh "$environment" constraints-recipes.txt
-  HF_HUB_OFFLINE=1 "$environment/bin/python" -m pytest -s --durations=0 tests/recipes
+  HF_HUB_OFFLINE=1 RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 \
+    "$environment/bin/python" -m pytest -s --durations=0 tests/recipes
 }
 
 # The wheels must work without the source tree and without PyTorch.

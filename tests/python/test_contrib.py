@@ -17,6 +17,8 @@ pytest.importorskip("torch", reason="the adapters need PyTorch")
         ("accelerate", "accelerate", "'.[recipes]'"),
         ("flower", "flwr", "'.[flower]'"),
         ("lightning", "lightning", "'.[recipes]'"),
+        ("nvflare", "nvflare", "'.[recipes]'"),
+        ("ray", "ray", "'.[recipes]'"),
         ("torchft", "torchft", "'.[recipes]'"),
         ("transformers", "transformers", "'.[recipes]'"),
     ],

@@ -158,3 +158,21 @@ def test_the_arrays_of_the_model_pass(flower: Any) -> None:
     np.testing.assert_array_equal(trained["b"], 2 * MODEL["b"])
     sent = ask_mod(flower, plain({**MODEL, "w": VALUES + 1}))
     np.testing.assert_allclose(gradwire.decode(sent["w"].data), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ask", "client"), [(ask_server, "client 1"), (ask_mod, "client 7")], ids=["server", "mod"]
+)
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (Array(np.array([0, 1, np.nan, 3, 4], np.float32)), "'b' has nan at element 2"),
+        (frame_of(5, data=zeros_frame(5)[:-1]), "frame: 31 bytes are less than a header of 32"),
+    ],
+    ids=["nan", "cut"],
+)
+def test_values_that_are_refused_name_the_client(
+    flower: Any, ask: Callable[..., Any], client: str, array: Array, said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{client}: .*({said})"):
+        ask(flower, Record(plain(MODEL) | {"b": array}))

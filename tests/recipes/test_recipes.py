@@ -25,6 +25,7 @@ def require(package: str) -> None:
         ("accelerate", "accelerate_adamw", 2, [20.0]),
         ("transformers", "transformers_trainer", 2, [30.0, 15.0]),
         ("flwr", "flower_fedavg", 0, [3.7, 25.0]),
+        ("ray", "ray_adamw", 0, [20.0]),
     ],
 )
 def test_the_recipe_learns_and_compresses(

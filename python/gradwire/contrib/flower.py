@@ -27,6 +27,15 @@ from typing import Any
 import numpy as np
 
 import gradwire
+from gradwire.contrib.federated import (
+    MODELS,
+    UPDATES,
+    codec_of_models,
+    decode_frame,
+    encode_update,
+    is_compressed,
+    require_finite,
+)
 from gradwire.errors import missing
 
 try:
@@ -41,8 +50,6 @@ except ModuleNotFoundError as error:
 STYPE = "gradwire: this end lacks gradwire.contrib.flower's CompressionMod or CompressedGrid"
 RESIDUALS = "gradwire.residuals"
 STEPS = "gradwire.steps"  # of this client, from which codecs that draw take their numbers
-# A scale for each 250 values: with one for each array the first rounds learn much less.
-UPDATES = "3lc:s=1.00,bucket=250,coder=rice"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -52,9 +59,9 @@ class CompressionMod:
     codec      the codec of updates, as text; its residual is kept in `context.state`
     min_numel  arrays with fewer values go raw
 
-    Raises GradwireError for an unknown codec, and in a call for a corrupt frame; ValueError in a
+    Raises GradwireError for an unknown codec, and in a call for a corrupt model; ValueError in a
     call for a message or reply with more than one ArrayRecord, or a reply whose arrays have other
-    names, shapes or dtypes than the model.
+    names, shapes or dtypes than the model or values that are not finite.
 
     A client has no model of its own before the first message, so it takes memory for the shapes
     that the server states. A server takes none for shapes that are not those of its model.
@@ -75,7 +82,8 @@ class CompressionMod:
         reply = call_next(message, context)
         name = _name_of_arrays(reply)
         if name is not None:
-            trained = _decode_like(model, reply.content[name])
+            trained = _decode_like(model, reply.content[name], f"client {context.node_id}")
+            require_finite(trained, f"client {context.node_id}")
             update = _combine(trained, operator.sub, model)
             reply.content = _with_arrays(reply, name, self._encode(update, context))
         return reply
@@ -85,17 +93,17 @@ class CompressionMod:
         step = context.state.config_records.get(STEPS, {"step": 0})["step"]
         record, residuals = ArrayRecord(), ArrayRecord()
         for stream, (name, values) in enumerate(update.items()):
-            if not _is_compressed(values, self.min_numel):
+            if not is_compressed(values, self.min_numel):
                 record[name] = Array(values)
                 continue
             seed = context.node_id % 2**64  # clients draw different numbers
-            compressor = gradwire.Compressor(self.codec, values.size, seed=seed, stream=stream)
-            if name in kept:
-                state = compressor.state_dict()
-                compressor.load_state_dict({**state, "residual": kept[name].numpy()})
-            record[name] = _frame(compressor.encode(values, step), values.shape)
-            if compressor.residual is not None:
-                residuals[name] = Array(compressor.residual)
+            own = kept[name].numpy() if name in kept else None
+            frame, residual = encode_update(
+                values, self.codec, own, seed=seed, step=step, stream=stream
+            )
+            record[name] = _frame(frame, values.shape)
+            if residual is not None:
+                residuals[name] = Array(residual)
         context.state[RESIDUALS] = residuals
         context.state[STEPS] = ConfigRecord({"step": step + 1})
         return record
@@ -128,22 +136,14 @@ class CompressedGrid(Grid):
                "int8:bucket=256,ef=off", "bf16" or "qsgd:bits=8"
     min_numel  arrays with fewer values go raw
 
-    `to_clients` and `from_clients` count bytes. Raises GradwireError for an unknown codec and for
-    a corrupt frame, ValueError for a codec with error feedback and for an update that does not fit
-    the model.
+    `to_clients` and `from_clients` count bytes. Raises GradwireError for an unknown codec,
+    ValueError for a codec with error feedback, and, with the client's number, for an update that
+    does not fit the model, is corrupt or not finite.
     """
 
-    def __init__(
-        self, grid: Grid, codec: str = "int8:bucket=256,ef=off", *, min_numel: int = 256
-    ) -> None:
+    def __init__(self, grid: Grid, codec: str = MODELS, *, min_numel: int = 256) -> None:
         self._grid = grid
-        compressor = gradwire.Compressor(codec, 1)
-        if compressor.residual is not None:
-            raise ValueError(
-                f"codec {codec!r} owes a part of the model to the next round, which a client may "
-                "miss: take one without error feedback, as int8:bucket=256,ef=off, bf16, qsgd"
-            )
-        self._codec = compressor.codec
+        self._codec = codec_of_models(codec)
         self._min_numel = min_numel
         self._rounds = 0
         self.to_clients = Traffic()
@@ -196,7 +196,9 @@ class CompressedGrid(Grid):
             name = _name_of_arrays(reply)
             if name is not None:
                 model = models[reply.metadata.src_node_id]
-                update = _decode_like(model, reply.content[name])
+                client = f"client {reply.metadata.src_node_id}"
+                update = _decode_like(model, reply.content[name], client)
+                require_finite(update, client)
                 self.from_clients.count(reply.content[name])
                 trained = _combine(update, operator.add, model)
                 reply.content = _with_arrays(reply, name, _plain(trained))
@@ -205,7 +207,7 @@ class CompressedGrid(Grid):
     def _encode(self, model: Arrays) -> ArrayRecord:
         record = ArrayRecord()
         for stream, (name, values) in enumerate(model.items()):
-            if _is_compressed(values, self._min_numel):
+            if is_compressed(values, self._min_numel):
                 frame = gradwire.encode(values, self._codec, step=self._rounds, stream=stream)
                 record[name] = _frame(frame, values.shape)
             else:
@@ -228,10 +230,6 @@ def _with_arrays(message: Message, name: str, arrays: ArrayRecord) -> RecordDict
     return RecordDict({**message.content, name: arrays})
 
 
-def _is_compressed(values: np.ndarray[Any, Any], min_numel: int) -> bool:
-    return values.dtype == np.float32 and values.size >= min_numel
-
-
 def _frame(frame: bytes, shape: tuple[int, ...]) -> Array:
     return Array(dtype="float32", shape=shape, stype=STYPE, data=frame)
 
@@ -251,23 +249,23 @@ def _decode(record: ArrayRecord) -> Arrays:
 def _decode_array(array: Array) -> np.ndarray[Any, Any]:
     if not _is_frame(array):
         return np.ascontiguousarray(array.numpy()).reshape(array.shape)
-    numel = math.prod(array.shape)
-    values = np.asarray(gradwire.decode(array.data, max_numel=numel))
-    if values.size != numel:
-        raise ValueError(f"a frame of shape {array.shape} has {values.size} values, not {numel}")
-    return values.reshape(array.shape)
+    return decode_frame(array.data, tuple(array.shape))
 
 
-def _decode_like(model: Arrays, record: ArrayRecord) -> Arrays:
+def _decode_like(model: Arrays, record: ArrayRecord, client: str) -> Arrays:
     """The arrays of a reply, which must be those of the model. What the sender states is compared
     before anything is decoded: a frame of 32 bytes can stand for an array of any size."""
     differing = [name for name, array in record.items() if not _is_like(model.get(name), array)]
     differing += model.keys() - record.keys()
     if differing:
         raise ValueError(
-            f"the reply must have the arrays of the model; they differ in {sorted(differing)}"
+            f"{client}: the reply must have the arrays of the model; they differ in "
+            f"{sorted(differing)}"
         )
-    return _decode(record)
+    try:
+        return _decode(record)
+    except gradwire.GradwireError as error:
+        raise ValueError(f"{client}: {error}") from None
 
 
 def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:

@@ -1,0 +1,27 @@
+"""gradwire.contrib.nvflare in FLARE's simulator, with two clients."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="scripts/test.sh recipes installs it")
+
+from torchrun import run_program
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "recipes" / "nvflare_fedavg.py"
+
+
+def test_two_clients_learn_from_each_other() -> None:
+    printed, said = run_program(EXAMPLE, seconds=300)
+    text = printed + said
+    for client in ("site-1", "site-2"):
+        losses = [float(loss) for loss in re.findall(rf"{client}, round \d: loss ([\d.]+)", text)]
+        assert len(losses) == 8, text
+        assert losses[-1] < 0.25 * losses[0]
+    ratios = [float(ratio) for ratio in re.findall(r"([\d.]+) x less than raw", text)]
+    assert len(ratios) == 2 * 2 * 8, "each way, each client, each round"
+    assert min(ratios) > 3.4
+    assert sorted(ratios)[16] > 12, "changes"
