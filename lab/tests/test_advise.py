@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from cli_runner import run
+from gradwire.local_schedule import Schedule
 from gradwire.torch import advise, loopback
 from gradwire_lab.plan import here, links
 from gradwire_lab.plan.advise import make_plan
@@ -40,7 +41,7 @@ def step(module):
     nn.functional.cross_entropy(module(inputs), labels).backward()
 
 codecs = ("bf16", "3lc:s=1.00,coder=rice")
-options = {"codecs": codecs, "ranks_per_machine": 1}
+options = {"codecs": codecs, "ranks_per_machine": 1, "every": 3}
 advice = gt.advise(model, step, torch.optim.AdamW(model.parameters()), **options)
 assert all(map(torch.equal, before, model.state_dict().values()))
 assert all(p.grad is None for p in model.parameters())
@@ -66,6 +67,7 @@ def test_a_program_gets_a_plan_of_its_own(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "links: 2 ranks, 1 on each machine; between machines" in ended.stdout
     assert "codecs ['3lc:s=1.00,coder=rice', 'bf16'] 2" in ended.stdout
+    assert " sharded every 3 steps " in ended.stdout
     for row in (" ddp ", " bf16 ", " 3lc:s=1.00,coder=rice "):
         assert row in ended.stdout
 
@@ -134,6 +136,20 @@ def test_lines_to_paste_suit_the_optimizer() -> None:
     assert local[-1].startswith(
         "optimizer = gradwire.torch.LocalSteps(optimizer, model, codec='3lc"
     )
+
+
+def test_local_steps_are_predicted_and_recommended() -> None:
+    """With an exchange every 8 steps, any optimizer gets LocalSteps."""
+    profile, cluster = _slow_network()
+    every_step = make_plan(profile, cluster)
+    plan = make_plan(profile, cluster, schedule=Schedule(8))
+    assert {p.every for p in plan.predictions if p is not plan.baseline} == {8}
+    sent = {p.sent_bytes for p in plan.predictions if p.exchange == "sharded"}
+    assert sent == {p.sent_bytes / 8 for p in every_step.predictions if p.exchange == "sharded"}
+    note, line = here._lines(plan, None)
+    assert "train in another way than DDP" in note
+    assert line.startswith("optimizer = gradwire.torch.LocalSteps(optimizer, model, codec='3lc")
+    assert line.endswith(", every=8)")
 
 
 def _slow_network() -> tuple[Profile, Cluster]:

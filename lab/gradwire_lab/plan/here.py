@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.cli.output import say
+from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.wrapping_optimizer import is_adaptive
@@ -69,6 +70,7 @@ def advise(
     *,
     steps: int = 10,
     codecs: Sequence[str] = CODECS,
+    every: int = 1,
     ranks_per_machine: int | None = None,
 ) -> Advice:
     """Predicts what a step of this training would take with each codec and exchange.
@@ -88,11 +90,14 @@ def advise(
         optimizer: Decides between the hook and LocalSteps. None: the hook.
         steps: To take; the first three don't count.
         codecs: To compare.
+        every: Above 1: LocalSteps that exchange every so many steps, in all rows but DDP's.
         ranks_per_machine: None: torchrun's number, or that of ranks with the same host name.
 
     Raises:
         PlanError: There is one rank, too few steps, or a parameter that got no gradient.
+        ValueError: `every` is below 1.
     """
+    schedule = Schedule(every)
     links = probe(ranks_per_machine)
     before = [(tensor, tensor.detach().clone()) for tensor in model.state_dict().values()]
     marks, gradients = _take_steps(model, step, steps)
@@ -119,7 +124,7 @@ def advise(
         }
     )
     cluster = links.cluster(costs.message_seconds)
-    plan = make_plan(profile, cluster)
+    plan = make_plan(profile, cluster, schedule=schedule)
     return Advice(profile, links, cluster, plan, _lines(plan, optimizer))
 
 
@@ -169,6 +174,12 @@ def _lines(plan: Plan, optimizer: Optimizer | Sequence[Optimizer] | None) -> tup
         return ()
     codec, exchange = plan.choice.codec, plan.choice.exchange
     options = f"codec={codec!r}" + (f", exchange={exchange!r}" if exchange != "sharded" else "")
+    if plan.choice.every > 1:
+        return (
+            "# local steps train in another way than DDP, so look at the accuracy, too",
+            f"optimizer = gradwire.torch.LocalSteps(optimizer, model, {options}, "
+            f"every={plan.choice.every})",
+        )
     if optimizer is not None and is_adaptive(optimizer):
         return (
             f"# {name_of(optimizer)} learns too slowly from compressed gradients: its changes go",

@@ -34,7 +34,8 @@ def advise(
         model: Plain, before DistributedDataParallel or LocalSteps.
         step: Computes the loss with the module that it is given, and its gradients.
         optimizer: Decides between the hook and LocalSteps. None: the hook.
-        options: `steps` to take (10), `codecs` to compare, `ranks_per_machine`.
+        options: `steps` to take (10), `codecs` to compare, `every` (1; above: LocalSteps that
+            exchange every so many steps), `ranks_per_machine`.
 
     Returns:
         A gradwire_lab.plan.here.Advice: the table of `gradwire plan`, and lines to paste.
