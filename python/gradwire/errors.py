@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from gradwire._core import AutoGoal, Compressor, GradwireError, is_coarse, is_goal, spell_out_codec
 
 
@@ -28,6 +30,22 @@ def missing(package: str, source: str) -> str:
         source: What pip installs in gradwire's source tree to bring it, such as `'.[torch]'`.
     """
     return f"{package} not installed; in gradwire's source tree `pip install {source}` brings it"
+
+
+def warn_deprecated(old: str, new: str, *, since: str, stacklevel: int = 2) -> None:
+    """Warns that something works in this minor version and the next alone, as VERSIONING.md
+    promises.
+
+    Args:
+        old: What is deprecated, as users write it.
+        new: What to write instead.
+        since: The minor version that deprecates it, such as "0.1". A test fails in the version that
+            may drop it.
+        stacklevel: Of the user's line, as in `warnings.warn`, for the caller of this function.
+    """
+    major, minor = map(int, since.split("."))
+    text = f"{old} is deprecated since {since} and ends with {major}.{minor + 2}; write {new}"
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
 
 
 RECOMMENDED = spell_out_codec("small")

@@ -29,7 +29,6 @@ import contextlib
 import io
 import operator
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -43,6 +42,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
+from gradwire.errors import warn_deprecated
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
 
@@ -254,18 +254,17 @@ _OLD_NAMES = {"path": "f", "state": "obj"}  # in their old order
 
 
 def _takes_the_old_order(save: Callable[..., None]) -> Callable[..., None]:
-    """Lets `save(path, state)`, the order of the first versions, do for a release what
+    """Lets `save(path, state)`, the order of the first versions, do until 0.3 what
     `save(state, path)` does."""
 
     @wraps(save)
     def either(*given: Any, **named: Any) -> None:
         are_swapped = len(given) == 2 and _is_path(given[0]) and not _is_path(given[1])
         if are_swapped or _OLD_NAMES.keys() & named.keys():
-            warnings.warn(
-                "the order save(path, state) will end: gradwire.torch.save takes the state first, "
-                "as torch.save does",
-                DeprecationWarning,
-                stacklevel=2,
+            warn_deprecated(
+                "gradwire.torch.save(path, state)",
+                "save(state, path), as for torch.save",
+                since="0.1",
             )
             old = dict(zip(_OLD_NAMES, given, strict=False)) | named
             given, named = (), {_OLD_NAMES.get(name, name): value for name, value in old.items()}
