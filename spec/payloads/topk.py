@@ -92,6 +92,8 @@ def parameters(options: Options) -> tuple[int, int]:
 
 
 def threshold(values: list[float], fraction: float) -> float:
+    if fraction == 1:
+        return 2.0**-149
     n = len(values)
     count = min(n, 4096)
     edges = [n // count * i + n % count * i // count for i in range(count + 1)]

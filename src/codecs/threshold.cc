@@ -32,6 +32,7 @@ uint32_t ranked(const uint32_t* magnitudes, uint64_t count, uint64_t rank) {
 }  // namespace
 
 float sample_threshold(const Input& input, float fraction) {
+  if (fraction >= 1.0f) return least_threshold(0.0f);
   const uint64_t n = input.size();
   const uint64_t count = std::min(n, kSamples);
   uint32_t places[kSamples];

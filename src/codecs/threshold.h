@@ -9,7 +9,8 @@ namespace gradwire {
 
 // A magnitude that about `fraction` of the input's values reach: the magnitude at that rank among
 // 4096 samples, one from each of as many equal strata (Aji and Heafield, EMNLP 2017, section 3,
-// also sample). It is at least the smallest denormal, so that a zero never reaches it.
+// also sample). It is at least the smallest denormal, so that a zero never reaches it; with a
+// fraction of 1, all other values do.
 float sample_threshold(const Input& input, float fraction);
 
 // Calls body(i) for each bit that is set among the n of a mask (Kernels::threshold_bits), in order.

@@ -93,7 +93,7 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("stoch3:bucket=322", "bad_parameter", "multiple of 320");
   expect("onebit:bucket=7", "bad_parameter", "multiple of 8");
   expect("int8:bucket=0", "bad_parameter", "a whole number from 1 to 4294967295");
-  expect("topk:ratio=1", "bad_parameter", "[0.0001, 1)");
+  expect("topk:ratio=1.01", "bad_parameter", "[0.0001, 1]");
   expect("inceptionn:bound=7", "bad_parameter", "10, 8 or 6");
   expect("truncate:bits=8", "bad_parameter", "16, 22 or 24");
   expect("inceptionn:mode=loose", "bad_parameter", "paper or strict");

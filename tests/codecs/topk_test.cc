@@ -55,5 +55,12 @@ TEST(Topk, SparseInputsAreSentWhole) {
   EXPECT_EQ(count_sent(send("topk", x)), 100);
 }
 
+TEST(Topk, ARatioOfOneSendsAllButZeros) {
+  auto x = gaussian(100'000, 5);
+  x[70'000] = 0.0f;
+  x[70'001] = 1e-40f;
+  EXPECT_EQ(send("topk:ratio=1,index=rice,ef=off", x), x);
+}
+
 }  // namespace
 }  // namespace gradwire

@@ -72,6 +72,7 @@ sparse = [
     "topk:ratio=0.3",
     "topk:ratio=0.1,values=bf16",
     "topk:index=rice",
+    "topk:ratio=1,index=rice",
     "stc:density=0.2",
     "stc:coder=zre",
     "topk2bit:density=0.3",

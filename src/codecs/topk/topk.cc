@@ -21,7 +21,8 @@ namespace gradwire {
 namespace {
 
 constexpr CodecParameter kParameters[] = {
-    {"ratio", "0.05", "[0.0001, 1)", "share of the values that is sent, about: the largest ones"},
+    {"ratio", "0.05", "[0.0001, 1]",
+     "share of the values that is sent, about: the largest ones; 1: all but the zeros"},
     {"values", "f32", "f32|bf16", "how they are sent"},
     {"index", "bitmap", "bitmap|rice",
      "where they stand: a bit for each value, or gaps in Golomb-Rice code, smaller below a half"},
@@ -34,6 +35,7 @@ constexpr uint16_t kKnownBits = 3;
 constexpr std::string_view kSentAs[] = {"f32", "bf16"};
 constexpr std::string_view kIndexCoders[] = {"bitmap", "rice"};
 constexpr float kLeastRatio = 0.0001f;
+constexpr float kAboveMostRatio = 0x1.000002p0f;  // the next after 1
 constexpr uint64_t kChunkWords = kChunkValues / 64;
 static_assert(Input::kPartValues % 64 == 0);
 
@@ -55,7 +57,8 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
 
   static TopkParameters parse(Parameters& given) {
     const TopkParameters defaults;
-    return {.ratio = given.number("ratio", kLeastRatio, 1.0f, defaults.ratio),
+    return {.ratio = given.number("ratio", kLeastRatio, kAboveMostRatio, defaults.ratio,
+                                  "in [0.0001, 1]"),
             .values = given.choice("values", kSentAs, defaults.values),
             .index = given.choice("index", kIndexCoders, defaults.index)};
   }
@@ -64,7 +67,7 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
     GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, kKnownBits));
     TopkParameters parameters;
     const float ratio = float_of(wire.param_b);
-    if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
+    if (ratio >= kLeastRatio && ratio <= 1.0f) parameters.ratio = ratio;
     parameters.values = static_cast<SentAs>(wire.param_a & 1);
     parameters.index = static_cast<IndexCoder>(wire.param_a >> kIndexShift);
     return parameters;

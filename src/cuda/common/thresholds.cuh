@@ -39,6 +39,7 @@ static GW_KERNEL void find_thresholds(Segments segments, Input input, float frac
     for (uint32_t i = 0; i < kEach; ++i) reached += magnitudes[i] >= (found | bit);
     if (block_sum(reached, shared) > rank) found |= bit;
   }
+  if (fraction >= 1.0f) found = 0;
   if (threadIdx.x == 0) thresholds[blockIdx.x] = least_threshold(float_of(found));
 }
 
