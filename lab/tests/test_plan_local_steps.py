@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_waiting_follows_from_the_schedule(
 def test_delay_hides_and_fragments_even_out() -> None:
     profile, buckets = layered(), cut_buckets(layered())
 
-    def step(**schedule: int) -> float:
+    def step(**schedule: Any) -> float:
         taken = Schedule(8, **schedule)
         return predict(profile, CLUSTER, "bf16", "sharded", buckets, taken).seconds
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from gradwire_lab.train import models
+from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.strategy import seed_dropout
 
 
@@ -72,3 +77,26 @@ def test_what_is_dropped_comes_from_seed_step_and_worker() -> None:
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
         assert torch.equal(torch.rand(100), drawn[place])
     assert len({tuple(values.tolist()) for values in drawn.values()}) == len(drawn)
+
+
+BEGUN: list[tuple[Any, int]] = [
+    (("resnet20", 3, 32, 10), 1),
+    (("resnet20", 3, 32, 10), 2),
+    (("resnet20", 1, 32, 10), 2),
+]
+
+
+def test_a_model_begins_with_a_file(tmp_path: Path) -> None:
+    saved, model, other = (models.build(*given, seed=seed) for given, seed in BEGUN)
+    path = tmp_path / "model.safetensors"
+    save_file(saved.state_dict(), path)
+    models.load(model, path)
+    for name, values in saved.state_dict().items():
+        assert torch.equal(model.state_dict()[name], values), name
+    with pytest.raises(TrainError, match=r"conv1\.weight is \[16, 3, 3, 3\] F32 there, and"):
+        models.load(other, path)
+    with pytest.raises(TrainError, match=r"--init: .*other\.safetensors"):
+        models.load(model, tmp_path / "other.safetensors")
+    save_file({n: v.double() for n, v in saved.state_dict().items()}, path)
+    with pytest.raises(TrainError, match=r"F64 there, and .* F32 here"):
+        models.load(model, path)

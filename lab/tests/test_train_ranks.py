@@ -15,6 +15,7 @@ from torch import nn
 import gradwire
 from cli_runner import Result, run
 from cluster import Cluster, free_port, started_by_torchrun
+from gradwire.local_schedule import GATED_CODEC
 from gradwire.torch import loopback
 from gradwire_lab.train import messages, models, strategies
 from gradwire_lab.train.errors import TrainError
@@ -228,6 +229,10 @@ IN_ONE_PROCESS = {
     "codecs that are chosen": (HERE, "auto:bits=1"),
     "updates": (UPDATES, "3lc:s=1.00,coder=rice"),
     "updates of two steps": (replace(UPDATES, every=2), "raw"),
+    "a gate": (
+        replace(UPDATES, every=2, gate="bfloat16", outer="nesterov", fragments=2),
+        GATED_CODEC,
+    ),
     "plain": (HERE, "ddp"),
 }
 

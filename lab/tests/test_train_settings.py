@@ -103,6 +103,9 @@ LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
             "--residual-decay",
             "raw keeps no residual",
         ),
+        (LOCAL | {"gate": "fp8", "codecs": ("raw",)}, "--gate", "valid is 'bfloat16'"),
+        (LOCAL | {"gate": "bfloat16", "codecs": ("3lc",)}, "--codec", "3lc keeps a residual"),
+        ({"gate": "bfloat16"}, "--gate", "goes only with --compress updates"),
         (LOCAL | {"fragments": 2, "codecs": ("auto:bits=1",)}, "--fragments", "a whole model"),
         ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
         ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
@@ -174,6 +177,14 @@ def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
 )
 def test_default_codecs_go_with_the_exchange(exchange: str, codecs: tuple[str, ...]) -> None:
     assert parsed(exchange=exchange).codecs == codecs
+
+
+def test_local_steps_go_in_one_process() -> None:
+    chosen = parsed(model="gpt", exchange="one-process", every=4, outer="nesterov", gate="bfloat16")
+    assert chosen.takes_local_steps
+    assert chosen.codecs == ("ddp", "topk:ratio=1,index=rice,ef=off")
+    of_ranks = chosen.of_run(chosen.runs()[1]).of_ranks()
+    assert (of_ranks.gate, of_ranks.outer, of_ranks.every) == ("bfloat16", "nesterov", 4)
 
 
 def test_every_option_is_in_one_group_of_the_help() -> None:

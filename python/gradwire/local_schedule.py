@@ -1,4 +1,4 @@
-"""What is in the fragments of LocalSteps, and when they are exchanged and applied."""
+"""What is in the fragments of LocalSteps, and what of it is exchanged and applied when."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from gradwire.option_record import OptionRecord
 
+# Sends what a gate lets through as it is, and where it stands.
+GATED_CODEC = "topk:ratio=1,index=rice,ef=off"
+
 
 @dataclass(frozen=True)
 class Schedule(OptionRecord):
-    """When local steps are exchanged. Steps are counted from 1.
+    """When local steps are exchanged, and what of them. Steps are counted from 1.
 
     Args:
         every: Steps from one exchange to the next.
@@ -23,6 +26,9 @@ class Schedule(OptionRecord):
             are those on which all ranks agree. It needs a `delay` below `every`. 0: with such a
             `delay`, what a rank changed during the delay is dropped; with delay=every the next
             exchange takes it.
+        gate: "bfloat16": of its changes a rank sends those alone that alter the model when it is
+            rounded to bfloat16, and keeps the others until they do, as in PULSELoCo
+            (docs/reference/local_steps.md). Empty: it sends all.
 
     Raises:
         ValueError: The options do not fit together.
@@ -32,6 +38,7 @@ class Schedule(OptionRecord):
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
+    gate: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +65,9 @@ class Schedule(OptionRecord):
                 f"delay={every - 1} or less, or mix=0"
             )
 
+        if self.gate not in ("", "bfloat16"):
+            raise ValueError(f"gate is '{self.gate}'; valid is 'bfloat16'")
+
     @property
     def is_back_to_back(self) -> bool:
         """Whether a fragment's exchange ends when its next one begins."""
@@ -72,13 +82,15 @@ class Schedule(OptionRecord):
         return [
             f"local steps, exchanged every {self.every}",
             f"fragments {self.fragments}, applied {self.delay} steps later, mix {self.mix}",
+            *([f"gate {self.gate}"] if self.gate else []),
         ]
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError for the state of another schedule."""
         for name, here in self.state_dict().items():
-            if state[name] != here:
-                raise ValueError(f"{name}: the state has {state[name]}, this rank has {here}")
+            saved = state.get(name, getattr(EVERY_STEP, name))  # earlier versions had fewer options
+            if saved != here:
+                raise ValueError(f"{name}: the state has {saved!r}, this rank has {here!r}")
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

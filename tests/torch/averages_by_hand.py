@@ -13,11 +13,12 @@ from runs import Case
 from training import loss_of, make_model
 
 Parameters = dict[str, torch.Tensor]
-Average = Callable[[str, list[torch.Tensor]], torch.Tensor]
+# Of a parameter's name, the changes of all ranks, and the anchor.
+Average = Callable[[str, list[torch.Tensor], torch.Tensor], torch.Tensor]
 Outer = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def mean(name: str, changes: list[torch.Tensor]) -> torch.Tensor:
+def mean(name: str, changes: list[torch.Tensor], anchor: torch.Tensor) -> torch.Tensor:
     return torch.stack(changes).mean(0)
 
 
@@ -25,13 +26,13 @@ def unchanged(name: str, change: torch.Tensor) -> torch.Tensor:
     return change
 
 
-def nesterov() -> Outer:
+def nesterov(lr: float = 0.7, momentum: float = 0.9) -> Outer:
     """The momentum of DiLoCo by its formula."""
     velocity: Parameters = {}
 
     def outer(name: str, change: torch.Tensor) -> torch.Tensor:
-        velocity[name] = 0.9 * velocity.get(name, torch.zeros_like(change)) + change
-        return 0.7 * (change + 0.9 * velocity[name])
+        velocity[name] = momentum * velocity.get(name, torch.zeros_like(change)) + change
+        return lr * (change + momentum * velocity[name])
 
     return outer
 
@@ -40,7 +41,7 @@ def decaying(codec: str, decay: float) -> Average:
     """Every rank's changes go through the codec, with a residual that decays (arXiv:2508.15706)."""
     owed: dict[tuple[str, int], np.ndarray] = {}
 
-    def average(name: str, changes: list[torch.Tensor]) -> torch.Tensor:
+    def average(name: str, changes: list[torch.Tensor], anchor: torch.Tensor) -> torch.Tensor:
         decoded = []
         for rank, change in enumerate(changes):
             values = change.numpy().ravel()
@@ -53,6 +54,35 @@ def decaying(codec: str, decay: float) -> Average:
                 values = sent
             decoded.append(torch.tensor(values).view_as(change))
         return torch.stack(decoded).mean(0)
+
+    return average
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The upper halves of the float32 bits, rounded half to even."""
+    bits = values.view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def gated(decay: float = 1.0, shares: list[float] | None = None) -> Average:
+    """The ranks send what alters the anchor's rounding to bfloat16 (arXiv:2602.03839).
+
+    Args:
+        decay: by which the rest is multiplied.
+        shares: gets the share of the values that a rank sends.
+    """
+    owed: dict[tuple[str, int], np.ndarray] = {}
+
+    def average(name: str, changes: list[torch.Tensor], anchor: torch.Tensor) -> torch.Tensor:
+        old, total = anchor.numpy(), np.zeros_like(anchor.numpy())
+        for rank, change in enumerate(changes):
+            values = change.numpy() + owed.get((name, rank), np.float32(0))
+            is_sent = to_bfloat16(old) != to_bfloat16(old - values)
+            total += np.where(is_sent, values, np.float32(0))
+            owed[name, rank] = np.where(is_sent, np.float32(0), values) * np.float32(decay)
+            if shares is not None:
+                shares.append(is_sent.mean())
+        return torch.from_numpy(total / np.float32(len(changes)))
 
     return average
 
@@ -88,8 +118,9 @@ def train_by_hand(
         for index, names in enumerate(fragments):
             if step % every == (index + 1) * every // len(fragments) % every:
                 under_way[step + delay] = [
-                    (name, average(name, [anchor[name] - m.get_parameter(name) for m in models]))
+                    (name, average(name, [old - m.get_parameter(name) for m in models], old))
                     for name in names
+                    for old in [anchor[name]]
                 ]
         for name, change in under_way.pop(step, []):
             anchor[name] -= outer(name, change)

@@ -39,6 +39,7 @@ from ways import Inner, Loss, Training, Way, build
 LOST_AFTER = 12.0  # a loaded machine keeps processes from their heartbeats for seconds
 SETTINGS = {"on_lost": "continue", "lost_after": LOST_AFTER, "timeout": 120.0}
 PLAIN = {"codec": "3lc:s=1.5", "every": 2, "correct_noise": False, "late_momentum": False}
+GATED = PLAIN | {"codec": None, "gate": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Account:
 
     given      the changes of this rank since its last exchange, in the order of the parameters
     applied    by how much the anchors changed
-    push, pull   this rank's residuals after the exchange
+    push, pull   this rank's residuals after the exchange; the former with what a gate keeps
     """
 
     given: list[torch.Tensor]
@@ -137,7 +138,11 @@ class Account:
         for r in residuals:
             if r.name in names:
                 owed[r.kind][r.name][r.offset : r.offset + r.values.size] += r.values
-        anchors = self.optimizer._averaging.fragments[0].anchors
+        fragment = self.optimizer._averaging.fragments[0]
+        if fragment.gate is not None:
+            for owed_values, kept in zip(owed["push"].values(), fragment.gate.kept, strict=True):
+                owed_values += kept.flatten().numpy()
+        anchors = fragment.anchors
         entry: dict[str, Any] = {
             "applied": _flat([b - a.detach() for b, a in zip(before, anchors, strict=True)]),
             "given": _flat(self.given),

@@ -61,6 +61,7 @@ TRAINED = {
     "LocalSteps": local(every=2),
     "LocalSteps, outer": local(every=2, outer=partial(SGD, lr=0.7, momentum=0.9, nesterov=True)),
     "LocalSteps, fragments": local(every=4, fragments=2, delay=1),
+    "LocalSteps, gate": Way("local", {"gate": "bfloat16", "every": 2, "fragments": 2, "delay": 2}),
     "LocalSteps, SparseLoCo": local(
         codec="topk2bit:density=0.05", exchange="broadcast", every=2, residual_decay=0.9
     ),
@@ -142,7 +143,11 @@ def without_residuals(state: State) -> State:
     """And with other draws."""
     if "gradwire" in state:
         return {**state, "gradwire": without_residuals(state["gradwire"])}
-    other = {"residuals": [], "iterations": 50}
+    other = {"residuals": [], "iterations": 50, "fragments": state.get("fragments", [])}
+    if any(fragment["gate"] for fragment in other["fragments"]):
+        kept = [[torch.zeros_like(v) for v in f["gate"]["kept"]] for f in other["fragments"]]
+        gates = [{"gate": {"kept": values, "next": None}} for values in kept]
+        other["fragments"] = [f | g for f, g in zip(other["fragments"], gates, strict=True)]
     return {**state, **{name: values for name, values in other.items() if name in state}}
 
 

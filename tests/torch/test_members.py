@@ -34,6 +34,7 @@ from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.network.sealed_store import StoreAccess, StoreUnreachableError
 from gradwire.torch.options import Members, grouped
 from member_jobs import (
+    GATED,
     PLAIN,
     Ended,
     Fleet,
@@ -90,19 +91,22 @@ def check_equal(ended: list[Ended], members: tuple[int, ...], lost: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "deed"),
+    ("number", "deed", "options"),
     [
-        (0, "kill"),
-        (2, "kill in push"),
-        (0, "kill in pull"),
-        *long((2, "kill"), (0, "kill in push"), (2, "kill in pull")),
+        (0, "kill", PLAIN),
+        (2, "kill in push", GATED),
+        (0, "kill in pull", PLAIN),
+        *long(
+            *((2, "kill", PLAIN), (0, "kill in push", PLAIN), (2, "kill in pull", PLAIN)),
+            *((2, "kill in push", PLAIN), (0, "kill in pull", GATED)),
+        ),
     ],
 )
 def test_a_rank_dies_and_the_others_go_on(
-    fleet: Fleet, tmp_path: Path, deed: str, number: int
+    fleet: Fleet, tmp_path: Path, deed: str, number: int, options: dict[str, Any]
 ) -> None:
     """If it dies in a pull, one rank has finished the exchange, and another one has not."""
-    plan = Plan((1, 4), folder=str(tmp_path))
+    plan = Plan((1, 4), options=options, folder=str(tmp_path))
     for each in range(3):
         fleet.start(each, replace(plan, at=3, deed=deed) if each == number else plan)
     fleet.wait_killed(number)
@@ -116,6 +120,9 @@ def test_a_rank_dies_and_the_others_go_on(
     if deed == "kill in pull":  # what the dead rank gave to the last exchange is unknown
         assert [len(list(tmp_path.glob(f"{n}-*.npz"))) for n in range(5)] == [3, 3, 3, 2, 2]
         check_accounts(tmp_path, but=3)
+        for after in tmp_path.glob("3-*.npz"):  # who takes a result over owes other values, too
+            before = tmp_path / after.name.replace("3-", "2-")
+            assert not np.array_equal(np.load(after)["push"], np.load(before)["push"])
     else:
         assert list(check_accounts(tmp_path).values()) == [3, 3, 3, 2, 2, 2, 2]
 

@@ -36,6 +36,7 @@ from gradwire.torch import (
     gradwire_hook,
     loopback,
     outer_nesterov,
+    pulse_loco,
     register_backend,
     sparse_loco,
 )
@@ -451,6 +452,7 @@ WAYS: dict[str, Way] = {
     ),
     "LocalSteps, back to back": Way("local", {"every": 2, "delay": 2}, codecs=FEW),
     "LocalSteps, SparseLoCo": Way("local", {"every": 2, **sparse_loco(0.1)}),
+    "LocalSteps, PULSELoCo": Way("local", {"every": 2, **pulse_loco()}),
     "LocalSteps, elastic": Way("local", {"every": 2, "on_lost": "continue"}, adam=True, codecs=FEW),
     "servers": Way("server", servers=1, codecs=(*FEW, "int8")),
     "servers, two": Way("server", {"codec": "3lc:s=1.5"}, servers=2, ranks=(4,)),

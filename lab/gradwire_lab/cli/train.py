@@ -28,7 +28,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _PANELS = {
     "What to train and compare": (
         *("codecs", "model", "width", "data", "data_dir", "steps", "seed", "seeds"),
-        "device",
+        *("init", "device"),
     ),
     "Recipe": (
         *("batch", "optimizer", "learning_rate", "momentum", "schedule", "warmup"),
@@ -37,7 +37,7 @@ _PANELS = {
     "Network and exchange": (
         *("workers", "bandwidth", "latency"),
         *("exchange", "every", "compress", "start_iter", "rules"),
-        *("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay"),
+        *("fragments", "delay", "mix", "gate", "outer", "outer_lr", "residual_decay"),
         *("exclude", "exclude_last", "min_numel", "threads"),
         *("servers", "backup_workers", "staleness", "barrier"),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import gradwire
 from gradwire._core import Layout, is_goal
 from gradwire.errors import keeps_residual
-from gradwire.local_schedule import Schedule
+from gradwire.local_schedule import EVERY_STEP, GATED_CODEC, Schedule
 from gradwire_lab.train import rivals
 from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.rivals import PLAIN_DDP, RIVALS, is_rival
@@ -29,6 +29,8 @@ from gradwire_lab.train.settings import (
     option_name,
     options,
 )
+
+LOCAL = (*HOOKED, ONE_PROCESS)  # exchanges with which workers may step models of their own
 
 _Problems = Iterator[tuple[str, str]]  # a setting, and why it cannot have its value
 
@@ -119,7 +121,7 @@ def _of_exchange(settings: TrainSettings) -> _Problems:
         goes = "does not go with --barrier tensor, which takes the pushes of all workers"
         yield from _given(settings, goes, *without_some)
     if exchange in (*SERVED, SHARDED_OPTIMIZER):
-        goes = f"goes only with --exchange {', '.join((*HOOKED, ONE_PROCESS))}"
+        goes = f"goes only with --exchange {', '.join(LOCAL)}"
         yield from _given(settings, goes, "clip", "compress")
     if settings.in_one_process:
         yield from _given(settings, f"does not go with --exchange {ONE_PROCESS}", "rules")
@@ -135,23 +137,25 @@ def _of_exchange(settings: TrainSettings) -> _Problems:
 
 def _of_local_steps(settings: TrainSettings) -> _Problems:
     if not settings.takes_local_steps:
-        exchanges = ", ".join((*HOOKED, ONE_PROCESS))
-        goes = f"goes only with --compress updates and --exchange {exchanges}"
-        names = ("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay")
+        goes = f"goes only with --compress updates and --exchange {', '.join(LOCAL)}"
+        names = ("fragments", "delay", "mix", "gate", "outer", "outer_lr", "residual_decay")
         yield from _given(settings, goes, *names)
         return
     codecs = [both_ways(codec)[0] for codec in settings.codecs if not is_rival(codec)]
     for codec in codecs:
         check_codec(codec)
     try:
-        Schedule(settings.every, settings.fragments, settings.delay, settings.mix)
+        Schedule(*(getattr(settings, name) for name in vars(EVERY_STEP)))
     except ValueError as error:
         setting = re.match("[a-z]+", str(error))
         yield setting[0] if setting else "every", str(error)
     if settings.fragments > 1 and any(map(is_goal, codecs)):
         yield "fragments", "auto chooses codecs for a whole model: valid is 1"
     for codec in codecs:
-        if settings.residual_decay < 1 and not keeps_residual(codec):
+        if settings.gate and keeps_residual(codec):
+            holds = "keeps a residual, which holds values that --gate holds back"
+            yield "codecs", f"{codec} {holds}: take one without, such as {GATED_CODEC}"
+        elif not settings.gate and settings.residual_decay < 1 and not keeps_residual(codec):
             yield "residual_decay", f"{codec} keeps no residual: valid is 1"
     if settings.outer == "average":
         yield from _given(settings, "goes only with --outer sgd or nesterov", "outer_lr")

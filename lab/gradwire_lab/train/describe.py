@@ -35,6 +35,7 @@ def exchange(chosen: TrainSettings) -> str:
             f"{chosen.fragments} fragments": chosen.fragments > 1,
             f"applied {chosen.delay} steps later": chosen.delay > 0,
             f"mix {chosen.mix:g}": chosen.mix > 0,
+            f"gate {chosen.gate}": bool(chosen.gate),
             outer: chosen.outer != "average",
             f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
         }

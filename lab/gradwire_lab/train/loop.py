@@ -111,7 +111,7 @@ class Trainer:
     def measure_speed(self) -> dict[str, Any]:
         """Seconds of a step's computation and of one evaluation, for an estimate. Measuring takes
         the time of about five steps and changes nothing. Raises TrainError for more fragments than
-        the model has layers."""
+        the model has layers, and for a file of another model."""
         model = self._model(self.settings)
         try:  # here, before the runs without fragments take their time
             deal_layers(list(model.named_parameters()), self.settings.fragments)
@@ -256,13 +256,16 @@ class Trainer:
         return self._data.batches(settings.batch, settings.workers, self._rank, settings.seed)
 
     def _model(self, settings: TrainSettings) -> nn.Module:
-        return models.build(
+        model = models.build(
             settings.model,
             *self._data.shape,
             seed=settings.seed,
             width=settings.width,
             dropout=settings.dropout,
-        ).to(self._device)
+        )
+        if settings.init is not None:
+            models.load(model, settings.init)
+        return model.to(self._device)
 
     def _to_device(self, batch: Arrays) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.from_numpy(array).to(self._device) for array in batch)

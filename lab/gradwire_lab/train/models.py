@@ -7,10 +7,14 @@ All take float32 images (batch, channels, side, side), side 28 or 32, and return
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradwire.tensor_files import read_tensor_file
+from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.text_models import Gpt, Lstm
 
@@ -117,6 +121,7 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
     return nn.Sequential(first, *rest)
 
 
+_DTYPES = {torch.float32: "F32", torch.int64: "I64"}  # in .safetensors
 _TEXT_MODELS = {"gpt": Gpt, "lstm": Lstm}
 
 
@@ -139,6 +144,26 @@ def build(
         depth = int(name.removeprefix("resnet"))
         # A quarter of the pixels lets 10 workers of resnet8 take a step in 0.1 s on a CPU core.
         return CifarResNet(depth, channels, classes, width, stride=2 if depth == 8 else 1)
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Gives the model the tensors of a .safetensors file. Raises TrainError unless they are those
+    of the model, in its dtypes."""
+    try:
+        tensors = {tensor.name: tensor for tensor in read_tensor_file(path).tensors}
+    except (OSError, ValueError) as error:
+        raise TrainError(f"--init: {error}") from error
+    here = {name: f"{list(v.shape)} {_DTYPES[v.dtype]}" for name, v in model.state_dict().items()}
+    there = {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            raise TrainError(
+                f"--init: {path} is of another model: {name} is {there.get(name)} there, and "
+                f"{here.get(name)} here"
+            )
+    for name, value in model.state_dict().items():
+        held = torch.frombuffer(bytearray(tensors[name].data), dtype=value.dtype)
+        value.copy_(held.view(value.shape))
 
 
 def parameter_count(model: nn.Module) -> int:

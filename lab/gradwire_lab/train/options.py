@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+from gradwire.local_schedule import GATED_CODEC
 from gradwire_lab.train.checks import check
 from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.rivals import BF16, PLAIN_DDP
@@ -45,7 +46,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     optimizer = values.get("optimizer", recipe.optimizer)
     exchange, every, steps = values["exchange"], values["every"], values["steps"]
     hooked = HOOKED.get(exchange.partition(":")[0], HOOKED[SHARDED])
-    own = hooked["default_codec"]
+    own = GATED_CODEC if values.get("gate") else hooked["default_codec"]
     keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
     sums_gradients = keeps_gradients or exchange in IN_ONE_PROCESS
     steps_gradients = keeps_gradients or IN_ONE_PROCESS.get(exchange) == "gradients"

@@ -71,6 +71,7 @@ _HELP = {
     "width": "Channels of a ResNet's first stage, or values of a hidden layer. Default: 16 and 8 "
     "(resnet8), 256 (mlp, lstm), 128 (gpt).",
     "dropout": "Share of values dropped.",
+    "init": "A .safetensors file of the model, in float32, with which every run begins.",
     "data": f"{', '.join(DATA)}; default: what fits the model.",
     "data_dir": "Folder of the data; needed for cifar10.",
     "steps": "Steps with each codec.",
@@ -112,6 +113,8 @@ _HELP = {
     "outer": f"{_LOCAL}the workers subtract the average change, or step an outer optimizer by it: "
     "sgd as in SparseLoCo, nesterov (momentum 0.9) as in DiLoCo.",
     "outer_lr": "The outer optimizer's learning rate. Default 0.7 for nesterov, 1 for sgd.",
+    "gate": f"{_LOCAL}a worker sends only what alters the model in bfloat16, and keeps the rest "
+    "until it does, as in PULSELoCo.",
     "residual_decay": f"{_LOCAL}residuals are multiplied by it after each exchange.",
     "servers": f"With --exchange {SERVER}: processes that hold the model.",
     "backup_workers": f"With --exchange {SERVER}: workers that a step does not wait for.",
@@ -166,6 +169,7 @@ class TrainSettings(FromJson):
     model: Annotated[str, Option()] = "lenet"
     width: Annotated[int | None, Option(min=1, max=10**4)] = None
     dropout: Annotated[float, Option(min=0, max=0.9)] = 0.0
+    init: Annotated[Path | None, Option(metavar="FILE")] = None
     data: Annotated[str, Option()] = DATA[0]
     data_dir: Annotated[Path | None, Option()] = None
     steps: Annotated[int, Option(min=1, max=10**7)] = 400
@@ -195,6 +199,7 @@ class TrainSettings(FromJson):
     fragments: Annotated[int, Option(min=1, max=1000)] = 1
     delay: Annotated[int, Option(min=0)] = 0
     mix: Annotated[float, Option(min=0, max=0.999)] = 0.0
+    gate: Annotated[str, Option(metavar="bfloat16")] = ""
     outer: Annotated[
         Literal["average", "sgd", "nesterov"], Option(metavar="average|sgd|nesterov")
     ] = "average"

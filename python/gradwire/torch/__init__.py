@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gradwire.torch.network import loopback
     from gradwire.torch.network.sealed_store import host_store
     from gradwire.torch.optimizers.diloco import DiLoCo
-    from gradwire.torch.optimizers.local_rules import outer_nesterov, sparse_loco
+    from gradwire.torch.optimizers.local_rules import outer_nesterov, pulse_loco, sparse_loco
     from gradwire.torch.optimizers.local_stats import LocalStats
     from gradwire.torch.optimizers.local_steps import LocalSteps
     from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
@@ -77,6 +77,7 @@ __all__ = [
     "host_store",
     "loopback",
     "outer_nesterov",
+    "pulse_loco",
     "register_backend",
     "reshard",
     "save",
@@ -97,7 +98,7 @@ _HOMES = {
     "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
     "gradwire.torch.network.sealed_store": ("host_store",),
     "gradwire.torch.optimizers.diloco": ("DiLoCo",),
-    "gradwire.torch.optimizers.local_rules": ("outer_nesterov", "sparse_loco"),
+    "gradwire.torch.optimizers.local_rules": ("outer_nesterov", "pulse_loco", "sparse_loco"),
     "gradwire.torch.optimizers.local_stats": ("LocalStats",),
     "gradwire.torch.optimizers.local_steps": ("LocalSteps",),
     "gradwire.torch.optimizers.sharded_optimizer": ("ShardedOptimizer",),

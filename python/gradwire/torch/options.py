@@ -189,7 +189,7 @@ RECORDS: dict[str, type[OptionRecord]] = {
     "execution": Execution,
 }
 # Options that the classes also take as plain keywords.
-_PLAIN = ("codec", "exchange", "every", "process_group")
+_PLAIN = ("codec", "exchange", "every", "gate", "process_group")
 
 
 def grouped(options: Mapping[str, Any]) -> dict[str, Any]:

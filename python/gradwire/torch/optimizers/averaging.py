@@ -157,6 +157,9 @@ class Averaging:
         if self.rules.schedule.is_back_to_back:
             self.apply(fragment, 0.0)
         unused = fragment.take_unused()
+        decay = self.rules.residual_decay
+        if fragment.gate is not None:
+            fragment.gate.split(bucket.parts, fragment.anchors, unused.own, decay)
         job = BucketJob(
             self.exchanges,
             bucket.tensors,
@@ -168,8 +171,7 @@ class Averaging:
             moment="" if self.rules.is_elastic else f" after {self.steps} local steps",
             alike=self.options_text() if compares else "",
         )
-        decay, beside = self.rules.residual_decay, bucket.beside.numel()
-        result = peers.session.average(job, fault, decay, beside)
+        result = peers.session.average(job, fault, decay, bucket.beside.numel())
         due = self.clock + self.rules.schedule.delay
         fragment.take_off(result, unused, self.exchanges, steps, due)
         self.exchanges += 1
@@ -332,6 +334,8 @@ class Averaging:
         fragment = self.fragments[unfinished]
         if fragment.noise is not None:
             fragment.noise.follow(state["fragments"][unfinished]["noise"])
+        if not state["last_skipped"]:
+            fragment.confirm_gate()
         fragment.follow_anchors(float(state["last_mix"]))
         self._forget_decay(fragment)
         self.exchanges = int(state["exchanges"])

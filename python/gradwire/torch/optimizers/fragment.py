@@ -21,6 +21,7 @@ from gradwire.local_schedule import deal_by_size
 from gradwire.torch.buckets.session import Averaged
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.network.engine import Unused
+from gradwire.torch.optimizers.gate import Gate
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.local_rules import LocalRules
@@ -63,7 +64,7 @@ class Fragment:
     steps    since the parameters had the values of the anchors
     bucket   free for the next exchange
     flight   the exchange under way, if there is one
-    noise, momentum, local, outer   None where the settings don't ask for them
+    noise, momentum, local, outer, gate   None where the settings don't ask for them
     """
 
     @ordinary_tensors()
@@ -96,6 +97,7 @@ class Fragment:
                 f"outer= must return the optimizer that it makes, and returned {self.outer!r}"
             )
         self.check_outer()
+        self.gate = Gate(self.anchors) if rules.schedule.gate else None
         self.momentum: LateMomentum | None = None
         self.local: LocalMomentum | None = None
         if betas:
@@ -208,7 +210,13 @@ class Fragment:
             mix = 0.0
         else:
             self._step_anchors(flight)
+            self.confirm_gate()
         self.follow_anchors(mix)
+
+    def confirm_gate(self) -> None:
+        """The last exchange counts."""
+        if self.gate is not None:
+            self.gate.confirm()
 
     @ordinary_tensors()
     def follow_anchors(self, mix: float) -> None:
@@ -249,6 +257,7 @@ class Fragment:
             **self.shared_state(),
             "steps": self.steps,
             "used": list(self._used),
+            "gate": None if self.gate is None else self.gate.state_dict(),
             "local_momentum": None if self.local is None else self.local.state_dict(),
             "under_way": flight
             and {
@@ -298,6 +307,8 @@ class Fragment:
             self.noise.load_state_dict(state["noise"])
         self.steps = int(state["steps"])
         self._used = list(state["used"])
+        if self.gate is not None:
+            self.gate.load_state_dict(state["gate"])
         if self.local is not None:
             self.local.load_state_dict(state["local_momentum"])
         self.flight = None

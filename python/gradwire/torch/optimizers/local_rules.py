@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from gradwire.errors import keeps_residual
-from gradwire.local_schedule import Schedule
+from gradwire.local_schedule import GATED_CODEC, Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
-from gradwire.torch.options import NEEDS_STORE
+from gradwire.torch.options import NEEDS_STORE, Compression
 from gradwire.torch.wrapping_optimizer import remake
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -106,6 +106,12 @@ class LocalRules:
             )
         return rules
 
+    def with_codec(self, compression: Compression) -> Compression:
+        """What is sent, with the codec that a gate needs if none is given."""
+        if self.schedule.gate and not compression.codec:
+            return replace(compression, codec=GATED_CODEC)
+        return compression
+
     def complete(self, settings: ExchangeSettings) -> ExchangeSettings:
         """The settings of the exchanges under these rules. Raises ValueError if they do not fit."""
         if settings.goals and self.schedule.fragments > 1:
@@ -119,7 +125,9 @@ class LocalRules:
                 f"residual_decay is {decay}; a factor above 0, and at most 1, is needed"
             )
         codecs = [settings.codec, settings.pull_codec or settings.codec]
-        if decay < 1 and not any(map(keeps_residual, codecs)):
+        if self.schedule.gate:
+            check_gated([*codecs, *(rule[1] for rule in settings.rules)])
+        elif decay < 1 and not any(map(keeps_residual, codecs)):
             raise ValueError(
                 f"{settings.codec} keeps no residual that residual_decay could multiply: take a "
                 "codec with error feedback, such as topk2bit, or leave residual_decay out"
@@ -193,6 +201,30 @@ def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
     """DiLoCo's outer optimizer (Douillard et al. 2023, arXiv:2311.08105): SGD with Nesterov
     momentum, with the values that its authors found best."""
     return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
+
+
+def pulse_loco(lr: float = 0.7, momentum: float = 0.9) -> dict[str, Any]:
+    """PULSELoCo (Miahi and Belilovsky 2026, arXiv:2602.03839), as arguments of LocalSteps:
+
+        LocalSteps(adamw, model, every=30, **pulse_loco())
+
+    DiLoCo whose ranks send exactly those changes that alter the model in bfloat16, and keep the
+    others until they do (Schedule.gate). For small learning rates: how much is left out is a matter
+    of the steps' size.
+
+    lr, momentum   of the outer optimizer, see outer_nesterov
+    """
+    return {"gate": "bfloat16", "outer": outer_nesterov(lr, momentum)}
+
+
+def check_gated(codecs: Iterable[str]) -> None:
+    """Raises ValueError for a codec that does not go with a gate."""
+    for codec in codecs:
+        if keeps_residual(codec):
+            raise ValueError(
+                f"{codec} keeps a residual, and so it would send values that gate= holds back: "
+                f"leave codec out, or take one without error feedback, such as {GATED_CODEC}"
+            )
 
 
 def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> dict[str, Any]:

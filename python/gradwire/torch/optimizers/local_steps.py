@@ -121,10 +121,11 @@ class LocalSteps(WrappingOptimizer):
             smooths the error of the codec, too. A new learning rate takes effect over the next
             1 / (1 - momentum) steps. None: for these optimizers, without `outer` and `mix`.
         residual_decay: Multiplies residuals after each exchange, in (0, 1]: what is left out fades,
-            as in SparseLoCo. For codecs with error feedback.
+            as in SparseLoCo. For codecs with error feedback, or with `gate`.
+        gate: As in Schedule. Without `codec`, what it lets through is sent exactly. None: all.
         process_group: None: the default group.
         compression: Further options of what is sent.
-        schedule: Fragments, delay and mix, with `every`.
+        schedule: Fragments, delay and mix, with `every` and `gate`.
         members: Who takes part, where ranks come and go. `ranks` processes begin; the constructor
             waits for them. Whoever comes later joins after an exchange: it takes over model,
             buffers, states of the optimizers and counters from a member, and begins without
@@ -146,6 +147,7 @@ class LocalSteps(WrappingOptimizer):
         correct_noise: bool | None = None,
         late_momentum: bool | None = None,
         residual_decay: float = 1.0,
+        gate: str | None = None,
         process_group: dist.ProcessGroup | None = None,
         compression: Compression = Compression(),
         schedule: Schedule = EVERY_STEP,
@@ -156,7 +158,7 @@ class LocalSteps(WrappingOptimizer):
         refuse_modes(optimizer, "LocalSteps")
         self._rules = rules = LocalRules.choose(
             optimizer,
-            schedule.given(every=every),
+            schedule.given(every=every, gate=gate),
             outer=outer,
             clip_norm=clip_norm,
             correct_noise=correct_noise,
@@ -165,7 +167,7 @@ class LocalSteps(WrappingOptimizer):
             is_elastic=members.goes_on,
         )
         settings = ExchangeSettings.of(
-            compression.given(codec=codec, exchange=exchange),
+            rules.with_codec(compression.given(codec=codec, exchange=exchange)),
             members.given(process_group=process_group),
             execution,
         )
@@ -394,7 +396,7 @@ class LocalSteps(WrappingOptimizer):
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, shard, codec, model, class of optimizer, `every`, `fragments`,
-        `delay`, `mix` or `outer`.
+        `delay`, `mix`, `gate` or `outer`.
         """
         state = checkpoint.with_clean_names(state)
         session, averaging = self._peers.session, self._averaging

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypedDict, Unpack
 
+import torch
 import torch.distributed as dist
 
 from gradwire.torch.checkpoint import (
@@ -254,7 +255,28 @@ def _local(states: Sequence[StateDict], world_size: int) -> list[StateDict]:
                     + "which other ranks would not have: to move a training to another number of "
                     "ranks, save it after synchronize(), or in a step that exchanged all changes"
                 )
-    return _average(states, world_size)
+    moved = _average(states, world_size)
+    if states[0]["schedule"].get("gate"):
+        fragments = _share_gates([state["fragments"] for state in states])
+        pairs = [(state, zip(state["fragments"], fragments, strict=True)) for state in moved]
+        moved = [state | {"fragments": [f | gate for f, gate in both]} for state, both in pairs]
+    return moved
+
+
+def _share_gates(ranks: Sequence[Sequence[StateDict]]) -> list[StateDict]:
+    """Of each fragment the gate whose ranks all keep the mean of what the ranks have kept."""
+    return [
+        {
+            "gate": {
+                "kept": [
+                    torch.stack(values).mean(dim=0)
+                    for values in zip(*(state["gate"]["kept"] for state in states), strict=True)
+                ],
+                "next": None,
+            }
+        }
+        for states in zip(*ranks, strict=True)
+    ]
 
 
 def _drawn(states: Sequence[StateDict], world_size: int) -> list[StateDict]:
