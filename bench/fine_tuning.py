@@ -32,7 +32,7 @@ from gradwire_lab.train.settings import ONE_PROCESS, Run, TrainSettings
 from gradwire_lab.train.strategy import Strategy
 
 WORKERS, EVERY = 4, 30
-RATES = (1e-5, 3e-6)
+RATES = (1e-5, 3e-6, 1e-6)
 DILOCO: dict[str, Any] = {"outer": outer_nesterov()}
 WAYS: dict[str, dict[str, Any]] = {
     "DiLoCo, `raw`": {"codec": "raw", **DILOCO},
