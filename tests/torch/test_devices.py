@@ -33,9 +33,10 @@ from gradwire.torch import (
     gradwire_hook,
     loopback,
     outer_nesterov,
+    register_backend,
     staging,
 )
-from ways import WAYS, build, integers
+from ways import WAYS, build, fresh_number, integers
 
 THREE_LC = "3lc:s=1.00,coder=rice"
 IN_STEP = [  # these exchange in a rank's own thread, and can be ranks of one process
@@ -141,6 +142,33 @@ def test_the_hook_goes_over_a_group_without_tensors_of_the_cpu(
     there = ranks.run(2, train_hooked, DEVICE, dtype, options)
     assert [rank[:2] for rank in on_host] == [rank[:2] for rank in there]
     assert all("copied" in rank[2][-1] for rank in there)
+
+
+def reduce_over_backend(device: str) -> list[list[float]]:
+    """All operations that the backend compresses."""
+    array_device.install()
+    name = f"gradwire{fresh_number()}"
+    register_backend(all_gather="bf16", min_numel=64, name=name)
+    group: Any = dist.new_group(backend=name)
+    rank, size = group.rank(), group.size()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = integers(1024 * size, seed=rank).to(dtype).to(device)
+        shard = integers(1024, seed=rank).to(dtype).to(device)
+        dist.reduce_scatter_tensor(shard, whole, group=group)
+        gathered = torch.zeros_like(whole)
+        dist.all_gather_into_tensor(gathered, shard, group=group)
+        dist.all_reduce(whole, group=group)
+        found += [values.cpu().float().tolist() for values in (shard, gathered, whole)]
+    compressed = {op: counts["compressed"] for op, counts in group.stats().items()}
+    assert set(compressed.values()) == {2}, compressed
+    dist.destroy_process_group(group)
+    return found
+
+
+def test_the_backend_compresses_on_any_device(ranks: Cluster) -> None:
+    on_host = ranks.run(2, reduce_over_backend, "cpu")
+    assert ranks.run(2, reduce_over_backend, DEVICE) == on_host
 
 
 def count_waits(options: dict[str, Any]) -> list[dict[str, float]]:

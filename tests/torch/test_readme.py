@@ -39,6 +39,48 @@ def test_the_training_runs(tmp_path: Path) -> None:
     assert "x less than raw" in printed, errors
 
 
+ON_A_DEVICE = f"""import sys
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import array_device
+
+array_device.install()
+torch.__future__.set_swap_module_params_on_conversion(True)  # as this device needs
+device = DEVICE
+batches = [(x.bfloat16().to(device), y.to(device)) for x, y in batches]
+"""
+SEED = "import os, torch\ntorch.manual_seed(int(os.environ['RANK']))\n"
+DIGEST = """
+import hashlib
+parts = [p.detach().cpu().float().numpy().tobytes() for p in model.parameters()]
+sys.stdout.write(f"[{hashlib.sha256(b''.join(parts)).hexdigest()} {model[0].weight.device}]\\n")
+"""
+ADAMW = "adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)"
+MUON = """adamw = [
+    torch.optim.Muon([p for p in model.parameters() if p.ndim == 2]),
+    torch.optim.AdamW([p for p in model.parameters() if p.ndim < 2], lr=3e-3),
+]"""
+
+
+@pytest.mark.parametrize("optimizers", [ADAMW, MUON], ids=["AdamW", "Muon and AdamW"])
+def test_the_training_runs_on_any_device_in_bfloat16(tmp_path: Path, optimizers: str) -> None:
+    """With the same bits on all ranks and devices."""
+    assert ADAMW in TRAINING
+    training = TRAINING.replace(ADAMW, optimizers)
+    training = training.replace("= Transformer()", "= Transformer().bfloat16().to(device)")
+    found = set()
+    for device in ("cpu", "array_device:0"):
+        program = tmp_path / "program.py"
+        of_device = ON_A_DEVICE.replace("DEVICE", repr(device), 1)
+        program.write_text(SEED + YOURS + of_device + training + DIGEST, encoding="utf-8")
+        printed, errors = run_program(program, 2)
+        assert "x less than raw" in printed, errors
+        digests = re.findall(rf"\[(\w{{64}}) {device}\]", printed)
+        assert len(digests) == 2, printed
+        found |= set(digests)
+    assert len(found) == 1
+
+
 def test_the_table_is_of_the_same_program() -> None:
     """The example has each line of the README's training, whose optimizer takes its options."""
     example = EXAMPLE.read_text(encoding="utf-8")

@@ -325,7 +325,8 @@ def register_backend(
         dist.init_process_group("cpu:gradwire,cuda:gradwire")
 
     Every group of this backend (also those of dist.new_group and of a DeviceMesh) compresses the
-    operations that have a codec, and sends the rest over Gloo on the CPU and NCCL on CUDA. What it
+    operations that have a codec, on any device, and sends the rest over Gloo on the CPU and NCCL on
+    CUDA; on another device the rest is refused, so DDP needs gradwire_hook there. What it
     compresses, it says on stderr of the group's first rank. DDP, FSDP2 and DTensor call these
     operations. A group knows values alone, and not whose they are, so it keeps no residuals:
     gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits. A tensor with NaN or
@@ -355,7 +356,9 @@ def register_backend(
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
         return GradwireGroup(store, rank, size, rules, timeout)
 
-    dist.Backend.register_backend(name, make, devices=["cpu", "cuda"])
+    # (PyTorch would make it the default of a device that has no backend.)
+    devices = sorted(dist.Backend.default_device_backend_map)
+    dist.Backend.register_backend(name, make, devices=devices)
     dist.monitored_barrier = distributed_c10d.monitored_barrier = _monitored_barrier
 
 
