@@ -234,6 +234,12 @@ def main() -> None:
         "stopped", GradwireCallback(every=5), stopping, **(often | {"eval_steps": 8}), **best
     )
     found["stopped"]["steps"] = trainer.state.global_step
+    epochs: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 48}
+    stopping = EarlyStoppingCallback(early_stopping_patience=1)
+    trainer = train("stopped after an epoch", GradwireCallback(every=5), stopping, **epochs, **best)
+    weights = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
+    state = trainer.model.state_dict()
+    found["best"]["is loaded"] &= all(torch.equal(state[n], t) for n, t in weights.items())
 
     # Again with the same Trainer, also after an interruption.
     for way, options in WAYS.items():
