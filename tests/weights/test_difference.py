@@ -181,6 +181,12 @@ def test_a_model_is_patched_in_place() -> None:
     assert model.weight is weight
 
 
+def test_a_compiled_module_has_the_names_of_its_module() -> None:
+    model, later = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    patch(torch.compile(model), diff(model, torch.compile(later)))
+    assert_same(model.state_dict(), later.state_dict())
+
+
 def test_a_model_without_the_tensors_is_refused_before_it_changes() -> None:
     model, kept = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).state_dict()
     model.load_state_dict(kept)
@@ -245,6 +251,7 @@ def test_any_changed_or_missing_byte_is_found() -> None:
     ("state", "message"),
     [
         ({"x": [1, 2]}, r"'x' is of type list; only arrays and tensors"),
+        ({"x": {"y": np.ones(2)}}, r"'x' is of type dict; .*; flatten\(\) makes tensors"),
         ({"x": np.array(["a"])}, r"tensor 'x': dtype <U1 is not supported"),
         ({"x": np.ones(2, ">f4")}, r"tensor 'x' has big-endian values"),
         (

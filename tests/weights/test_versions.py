@@ -27,6 +27,7 @@ from gradwire.weights import (
     fold,
     prune,
 )
+from gradwire.weights.folder import open_folder
 from states import assert_same, state_of
 
 State = dict[str, Any]
@@ -207,6 +208,29 @@ def test_a_model_that_was_changed_gets_a_full_version(store: Place) -> None:
     assert_same(target, kept)
     assert subscriber.version is None
     assert_reaches(subscriber, target, 4)
+
+
+@pytest.mark.parametrize("versions", [2, 4, 6])  # in use is 4
+def test_a_store_that_was_begun_anew_is_noticed(store: Place, versions: int) -> None:
+    publish(store, 1, 4)
+    subscriber, target = Subscriber(store, patience=0.0), {}
+    assert_reaches(subscriber, target, 4)
+    folder = open_folder(store)
+    for name in folder.names():
+        folder.remove(name)
+    assert subscriber.fetch() is None
+    publisher = Publisher(store)
+    for time in range(10, 10 + versions):
+        publisher.publish(state_of(time))
+    fetched = subscriber.fetch()
+    assert fetched is not None
+    assert (fetched.version, fetched.is_full) == (versions, True)
+    subscriber.apply_(target)
+    assert_same(target, state_of(time))
+    publisher.publish(state_of(time + 1))
+    fetched = subscriber.fetch()
+    assert fetched is not None
+    assert not fetched.is_full
 
 
 def test_tensors_appear_vanish_and_change(store: Place) -> None:

@@ -25,20 +25,38 @@ _T = TypeVar("_T")
 _HINT = "newest.json"
 _PAUSE = 0.05  # seconds between two looks for a file
 _KEPT = 64  # manifests in memory
+_HEAD = 512  # bytes of a manifest, with who wrote it and when
 
 
 class Store:
-    """Reads and writes versions. patience: the seconds that a part may be late."""
+    """Reads and writes versions. patience: the seconds that a part may be late.
+
+    replaced: how often `newest` has found that the versions are others than those before them, as
+    after the folder was emptied and a training run began anew.
+    """
 
     def __init__(self, place: str | os.PathLike[str] | Folder, patience: float, threads: int):
         self.folder = open_folder(place)
         self._patience = patience
         self._threads = threads
         self._manifests: dict[str, Manifest] = {}  # they never change
-        self._newest = 0
+        self._newest, self._head = 0, b""
+        self.replaced = 0
 
     def newest(self) -> int:
         """The newest version; 0: there is none. Finds it even if lists are late."""
+        known, head = self._newest, self._head_of(self._newest)
+        if head != self._head:  # it was removed, or is another one
+            self._manifests.clear()
+            self._newest = 0
+        found = self._find_newest()
+        if head != self._head and (head or found < known):
+            self.replaced += 1
+        if found != known or head != self._head:
+            self._newest, self._head = found, self._head_of(found)
+        return found
+
+    def _find_newest(self) -> int:
         found = max(self._newest, self._hint())
         if not found or self.manifest(label_of(found)) is None:
             listed = {version_of(name) or 0 for name in self._listed()}
@@ -47,8 +65,14 @@ class Store:
             found = next(readable, 0)
         while self.manifest(label_of(found + 1)) is not None:
             found += 1
-        self._newest = found
         return found
+
+    def _head_of(self, version: int) -> bytes:
+        """The first bytes of a version's manifest; none where there is none."""
+        try:
+            return self.folder.read(f"{label_of(version)}.json", 0, _HEAD) if version else b""
+        except FileNotFoundError:
+            return b""
 
     def manifest(self, label: str) -> Manifest | None:
         """The manifest with this label, None: there is none. Raises DamagedVersionError."""

@@ -82,6 +82,7 @@ class Subscriber:
         self._local = None if local is None else Checkpoint(local_path(local), threads)
         self._version = version if self._local is None else self._local.version
         self._pending: Update | None = None
+        self._replaced = 0  # as the store counts it
 
     @property
     def version(self) -> int | None:
@@ -104,8 +105,11 @@ class Subscriber:
                 way around them.
         """
         started = time.perf_counter()
-        current = self._version if self._pending is None else self._pending.version
         newest = self._store.newest()
+        if self._store.replaced != self._replaced:  # its numbers are those of other versions
+            self._replaced = self._store.replaced
+            self._version = self._pending = None
+        current = self._version if self._pending is None else self._pending.version
         wanted = newest if version is None else version
         if version is not None and not 0 < version <= newest:
             raise WeightsError(f"there is no version {version}; the newest is {newest}")

@@ -122,7 +122,9 @@ def is_torch(values: Any) -> bool:
 
 
 def tensors_of(state: Any) -> Mapping[str, Any]:
-    """The dictionary of tensors that `state` is, or that its `state_dict()` gives."""
+    """The dictionary of tensors that `state` is, or that its `state_dict()` gives. A module that
+    torch.compile has made has the names of the one that it was made of."""
+    state = getattr(state, "_orig_mod", state)
     found = state if isinstance(state, Mapping) else getattr(state, "state_dict", dict)()
     if not isinstance(found, Mapping) or not (found or isinstance(state, Mapping)):
         raise WeightsError(
@@ -243,8 +245,11 @@ def _view(name: str, values: Any) -> View | None:
     elif hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
         values = np.asarray(values) if hasattr(values, "__array__") else np.from_dlpack(values)
     else:
+        is_nested = isinstance(values, Mapping | list | tuple)
+        nested = "; flatten() makes tensors of a nested state" if is_nested else ""
         raise WeightsError(
             f"{name!r} is of type {type(values).__name__}; only arrays and tensors are published"
+            f"{nested}"
         )
     try:
         dtype = dtype_named(values.dtype)
