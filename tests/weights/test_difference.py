@@ -183,7 +183,7 @@ def test_a_model_is_patched_in_place() -> None:
 
 def test_a_compiled_module_has_the_names_of_its_module() -> None:
     model, later = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    patch(torch.compile(model), diff(model, torch.compile(later)))
+    patch(model, diff(model, torch.compile(later)))
     assert_same(model.state_dict(), later.state_dict())
 
 

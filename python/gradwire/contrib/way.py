@@ -169,19 +169,28 @@ class Way:
         own = {
             name: shown.get(tensor, tensor).detach() for name, tensor in self._differing().items()
         }
-        save({"gradwire": self._state_dict(), "own": own, "model": model}, self.file_of(checkpoint))
+        file = self.file_of(checkpoint)
+        # The framework makes it on one rank, perhaps a little later, or on another machine.
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save({"gradwire": self._state_dict(), "own": own, "model": model}, file)
 
     def resume(self, checkpoints: Iterable[str | Path], remedy: str = "") -> None:
         """Loads the first file that was saved with the model which has been loaded. If there is
         none, the training goes on without residuals, and a ResidualDroppedWarning says so.
 
         The model and the optimizer have been loaded. Raises ValueError for a state of another rank,
-        world size or codec.
+        world size, codec or way.
         """
         files = [self.file_of(checkpoint) for checkpoint in checkpoints]
         for file in files:
             if file.exists() and (saved := _read(file))["model"] == self._checksums():
-                self._load(saved)
+                try:
+                    self._load(saved)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{file}: {error}. Remove this file of every rank to go on from the "
+                        "checkpoint without residuals"
+                    ) from error
                 return
         warnings.warn(
             f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}: the "
@@ -192,7 +201,12 @@ class Way:
 
     @ordinary_tensors()
     def _load(self, saved: Mapping[str, Any]) -> None:
-        for name, tensor in self._differing().items():
+        differing = self._differing()
+        if absent := sorted(differing.keys() - saved["own"].keys()):
+            raise ValueError(
+                f"it has no values of {absent[0]}, which LocalSteps did not train when it was saved"
+            )
+        for name, tensor in differing.items():
             tensor.detach().copy_(saved["own"][name])
         if self._local is not None:
             gradwire.torch.LocalSteps.load_state_dict(self._local, saved["gradwire"])

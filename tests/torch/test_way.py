@@ -1,0 +1,71 @@
+"""gradwire.contrib.way, which the adapters of frameworks share, without any framework."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster import Cluster
+from gradwire.contrib.way import Way
+
+
+def start(**options: Any) -> tuple[Way, torch.nn.Module]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 20)
+    way = Way("test", "small", options)
+    optimizer: Any = torch.optim.AdamW(model.parameters())
+    optimizer = way.attach(DistributedDataParallel(model), optimizer)
+    return way, model
+
+
+def save_late(folder: Path) -> list[str]:
+    """The files after a save to a folder that rank 0 makes after the others have saved."""
+    way, _ = start(every=2)
+    checkpoint = folder / "made later" / "last.ckpt"
+    if dist.get_rank() == 0:
+        time.sleep(0.5)
+        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.touch()
+    way.save(checkpoint)
+    dist.barrier()
+    return sorted(file.name for file in checkpoint.parent.iterdir())
+
+
+def resume_otherwise(folder: Path, first: dict[str, Any], then: dict[str, Any]) -> str:
+    start(**first)[0].save(folder)
+    way, _ = start(**then)
+    try:
+        way.resume([folder])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_need_not_wait_for_the_folder(cluster: Cluster, tmp_path: Path) -> None:
+    files = ["last.ckpt", "last.ckpt.gradwire_0.pt", "last.ckpt.gradwire_1.pt"]
+    assert cluster.run(2, save_late, tmp_path) == [files, files]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ({"every": 2}, {"every": 3}, "every: the state has 2, this rank has 3"),
+        ({"every": 2}, {}, "of a LocalSteps, this is a GradwireState"),
+        ({}, {"every": 2}, "no values of bias, which LocalSteps did not train"),
+    ],
+)
+def test_a_state_of_another_way_is_named_with_what_to_do(
+    cluster: Cluster, tmp_path: Path, first: dict[str, Any], then: dict[str, Any], said: str
+) -> None:
+    for rank, message in enumerate(cluster.run(2, resume_otherwise, tmp_path, first, then)):
+        assert message.startswith(f"{tmp_path}/gradwire_{rank}.pt: ")
+        assert said in message
+        assert message.endswith(
+            "Remove this file of every rank to go on from the checkpoint without residuals"
+        )
