@@ -161,14 +161,17 @@ def damage_files(how: str, folder: Path, times: int) -> Outcomes:
             store = FaultyFolder()
             store.files = dict(whole.files)
             damage(store, name, how, drawn)
-            seen[_receive_damaged(store, name, behind, has_anchor)] += 1
+            for version, state in ((1, behind), (None, State())):
+                seen[_receive_damaged(store, name, version, state, has_anchor)] += 1
             if name != "v000005.json":  # with it a version is gone; who has it finds another chain
                 _publish_after(store)
     return seen
 
 
-def _receive_damaged(store: FaultyFolder, name: str, behind: State, has_anchor: bool) -> str:
-    receiver = Subscriber(store, version=1, patience=0)
+def _receive_damaged(
+    store: FaultyFolder, name: str, version: int | None, behind: State, has_anchor: bool
+) -> str:
+    receiver = Subscriber(store, version=version, patience=0)
     target = {key: values.clone() for key, values in behind.items()}
     try:
         receiver.fetch()
