@@ -45,6 +45,11 @@ options = {"codecs": codecs, "ranks_per_machine": 1, "every": 3}
 advice = gt.advise(model, step, torch.optim.AdamW(model.parameters()), **options)
 assert all(map(torch.equal, before, model.state_dict().values()))
 assert all(p.grad is None for p in model.parameters())
+for wrong, steps in ((step, 0), (step, 3), (lambda module: None, 4)):
+    try:
+        gt.advise(model, wrong, codecs=codecs, steps=steps)
+    except ValueError as error:
+        print("refused:", type(error).__name__, error)
 if dist.get_rank() == 0:
     advice.show()
     print("codecs", sorted(advice.profile.codecs), advice.profile.workers)
@@ -68,6 +73,8 @@ def test_a_program_gets_a_plan_of_its_own(tmp_path: Path) -> None:
     assert "links: 2 ranks, 1 on each machine; between machines" in ended.stdout
     assert "codecs ['3lc:s=1.00,coder=rice', 'bf16'] 2" in ended.stdout
     assert " sharded every 3 steps " in ended.stdout
+    assert ended.stdout.count("refused: PlanError a profile needs more than 3 steps") == 4
+    assert ended.stdout.count("refused: PlanError no gradient came for 0.weight, 0.bias") == 2
     for row in (" ddp ", " bf16 ", " 3lc:s=1.00,coder=rice "):
         assert row in ended.stdout
 

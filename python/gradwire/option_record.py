@@ -32,7 +32,8 @@ _FOREIGN = {
 
 @dataclass(frozen=True)
 class OptionRecord:
-    """Frozen options that check themselves: a subclass raises from its `__post_init__`."""
+    """Frozen options that check themselves: a subclass raises from its `__post_init__`, after this
+    class has raised TypeError for a number that is not whole."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         _check_names(cls.__name__, given, {field.name: field.default for field in fields(cls)})
@@ -40,6 +41,11 @@ class OptionRecord:
 
     def __post_init__(self) -> None:
         """The end of the chain: a record may have several records as bases."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_whole = hasattr(value, "__index__") or (value is None and field.type != "int")
+            if field.type in ("int", "int | None") and not is_whole:
+                raise TypeError(f"{field.name} is {value!r}; a whole number is needed")
 
     def given(self, **plain: Any) -> Self:
         """The record with options that were given as plain keywords, too; None: it was not given.

@@ -168,6 +168,9 @@ def test_each_option_is_in_one_record_and_checked_there() -> None:
     for record, given, said in bad:
         with pytest.raises(ValueError, match=re.escape(said)):
             record(**given)
+    for value in (1.5, 2.0, "2", None):  # with every=1.5 exchanges would be three steps apart
+        with pytest.raises(TypeError, match=re.escape(f"every is {value!r}; a whole number")):
+            Schedule(every=value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="codec is given twice: as codec= and in Compression"):
         GradwireState("raw", compression=Compression("int8"))
 

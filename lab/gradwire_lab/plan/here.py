@@ -104,6 +104,7 @@ def advise(
     with torch.no_grad():
         for tensor, values in before:
             tensor.copy_(values)
+    profile = profile_of(type(model).__name__, model, [marks])  # refuses what can't be measured
     speeds = {codec: asdict(measure_codec(codec, gradients)) for codec in codecs}
     measured = messages.gather({"marks": marks, "speeds": speeds})
     numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
