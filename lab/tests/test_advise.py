@@ -31,6 +31,7 @@ _PROGRAM = """
 import sys, torch, torch.distributed as dist
 from torch import nn
 import gradwire.torch as gt
+from gradwire_lab.plan.profile import PlanError
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.BatchNorm1d(256), nn.Linear(256, 8))
@@ -48,7 +49,7 @@ assert all(p.grad is None for p in model.parameters())
 for wrong, steps in ((step, 0), (step, 3), (lambda module: None, 4)):
     try:
         gt.advise(model, wrong, codecs=codecs, steps=steps)
-    except ValueError as error:
+    except PlanError as error:
         print("refused:", type(error).__name__, error)
 if dist.get_rank() == 0:
     advice.show()
