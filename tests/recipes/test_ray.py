@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 pytest.importorskip("ray", reason="scripts/test.sh recipes installs it")
 
+from gradwire.contrib.ray import compress
 from torchrun import run_program
 
 
@@ -29,3 +33,15 @@ def test_trainings_with_ray(tmp_path: Path) -> None:
     assert ratio_of(found["whole"]) > 10
     assert found["files"] == ["gradwire_0.pt", "gradwire_1.pt", "model.pt"]
     assert found["resumed"]["digest"] == found["whole"]["digest"]
+
+
+def test_a_compiled_model_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire.contrib.ray._count_workers", lambda: 2)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        model = torch.compile(DistributedDataParallel(torch.nn.Linear(8, 8)))
+        optimizer, way = compress(model, torch.optim.AdamW(model.parameters()), every=2)
+        assert optimizer is way.exchange
+        way.detach()
+    finally:
+        dist.destroy_process_group()

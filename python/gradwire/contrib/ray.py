@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gradwire.contrib.way import Way
+from gradwire.torch.parameters import uncompiled
 
 
 def compress(
@@ -42,7 +43,7 @@ def compress(
     optimizer have been loaded, `way.resume([folder])` goes on from there, with as many workers.
 
     Args:
-        model: As `ray.train.torch.prepare_model` returned it.
+        model: As `ray.train.torch.prepare_model` returned it, compiled or not.
         optimizer: Of the model's parameters.
         codec: As text. None: the default of the way.
         options: Further arguments of GradwireState or LocalSteps.
@@ -61,7 +62,7 @@ def compress(
             f"Ray Train has {workers} worker, which sends nothing; ask for more with "
             "ScalingConfig(num_workers=2)"
         )
-    if not isinstance(model, DistributedDataParallel):
+    if not isinstance(uncompiled(model), DistributedDataParallel):
         raise TypeError(
             "compress takes the model that ray.train.torch.prepare_model returned, in "
             f"DistributedDataParallel, not {type(model).__name__}"
