@@ -81,7 +81,7 @@ def train(rank: int, ours: bool, fragments: int, alpha: float) -> list[torch.Ten
         parts = [model[2], model[0]] if fragments == 2 else [model]  # as gradwire deals them
         outers = [outer_of(part) for part in parts]
         context = torchft.local_sgd.DiLoCo(
-            Manager(),  # type: ignore[arg-type] # it has what is called
+            Manager(),  # it has what is called
             parts,
             inner,
             outers,

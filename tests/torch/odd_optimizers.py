@@ -87,7 +87,7 @@ class Coded(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         raise NotImplementedError(f"Coded knows no {func}")
 
 

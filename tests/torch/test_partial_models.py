@@ -196,8 +196,9 @@ def _add_group(training: Training) -> None:
 
 
 def _thaw(training: Training) -> None:
-    training.model.first.requires_grad_(True)
-    training.inner.add_param_group({"params": list(training.model.first.parameters())})
+    layer: Any = training.model.first
+    layer.requires_grad_(True)
+    training.inner.add_param_group({"params": list(layer.parameters())})
 
 
 @pytest.mark.parametrize("deed", [_add_group, _thaw])

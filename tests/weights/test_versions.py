@@ -213,7 +213,8 @@ def test_a_model_that_was_changed_gets_a_full_version(store: Place) -> None:
 @pytest.mark.parametrize("versions", [2, 4, 6])  # in use is 4
 def test_a_store_that_was_begun_anew_is_noticed(store: Place, versions: int) -> None:
     publish(store, 1, 4)
-    subscriber, target = Subscriber(store, patience=0.0), {}
+    subscriber = Subscriber(store, patience=0.0)
+    target: dict[str, Any] = {}
     assert_reaches(subscriber, target, 4)
     folder = open_folder(store)
     for name in folder.names():

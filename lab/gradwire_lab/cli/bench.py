@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from itertools import groupby, product
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from gradwire.cli.output import (
     print_table,
     significant,
 )
+from gradwire.errors import missing
 from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.bench import CODECS, OPERATIONS, SIZES, Case, Measurement, Workload, measure
 from gradwire_lab.bench_data import BenchData, load_data
@@ -114,6 +116,9 @@ def _bench_deltas(sizes: list[int], seconds: float, seed: int, as_json: bool) ->
     header = _header(BenchData("deltas", f"made, seed {seed}", np.zeros(1, np.float32)))
     if not as_json:
         _print_header(header)
+    if find_spec("zstandard") is None:
+        lacking = missing("zstandard", "'./lab[bench]'")
+        print(f"bench: XOR with zstd is left out: {lacking}", file=sys.stderr)
     rows = []
     planned = [(change, numel) for numel in sizes for change in CHANGES]
     with ProgressOfSteps(len(planned), is_shown=sys.stderr.isatty()) as progress:
