@@ -55,16 +55,21 @@ def encode_chunk(steps: list[int], bits: int, result: bytes) -> tuple[int, bytes
     changed = sum(map(bool, steps))
     if changed == 0:
         return spec.UNCHANGED, b""
-    best = (spec.VERBATIM, result)
+    best, least = (spec.VERBATIM, result), len(result)
     if changed <= len(steps) // 4:
         data = encode_sparse(steps)
-        if len(data) < len(best[1]):
-            best = (spec.SPARSE, data)
+        if whole(data) < least:
+            best, least = (spec.SPARSE, data), whole(data)
     if changed > len(steps) // 8 or best[0] == spec.VERBATIM:
         data = encode_dense(steps, bits)
-        if len(data) < len(best[1]):
+        if whole(data) < least:
             best = (spec.DENSE, data)
     return best
+
+
+def whole(chunk: bytes) -> int:
+    """The bytes of a chunk with those of its size."""
+    return len(number(len(chunk))) + len(chunk)
 
 
 def encode_sparse(steps: list[int]) -> bytes:

@@ -214,9 +214,11 @@ def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
     return decode_add
 
 
-def interleave(calls: Sequence[Call], seconds: float) -> list[list[float]]:
+def interleave(
+    calls: Sequence[Call], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     """Runs the calls in turn until each has its share of `seconds`; seconds a call, for each."""
-    timers = [Timer(call) for call in calls]
+    timers = [Timer(call, timer=clock) for call in calls]
     for timer in timers:
         timer.timeit(1)
     counts = [max(1, round(_REPETITION_SECONDS / max(t.timeit(1), 1e-7))) for t in timers]

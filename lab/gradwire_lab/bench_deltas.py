@@ -2,11 +2,14 @@
 
 Arrays are weights in bfloat16 before and after a step of Adam whose learning rate changes the given
 share of them, or float32 after such a step: weights and both of Adam's states, all of which change.
+All work is done by one thread, and times are those of the process on a core: what other programs
+take meanwhile does not count.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -93,9 +96,8 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
 
     copied = np.zeros_like(base)
     others, sizes = _others(change, base, result, copied)
-    times = interleave(
-        [lambda: np.copyto(copied, base), encode_next, apply_next, *others.values()], seconds
-    )
+    calls = [lambda: np.copyto(copied, base), encode_next, apply_next, *others.values()]
+    times = interleave(calls, seconds, time.process_time)
     memcpy, encoding, applying, *compressing = (median(samples) for samples in times)
     differing = max(int(np.count_nonzero(base != result)), 1)
     rate = 1e-9 * base.nbytes

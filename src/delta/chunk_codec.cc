@@ -6,6 +6,7 @@
 
 #include "delta/dense_steps.h"
 #include "delta/far_steps.h"
+#include "delta/varint.h"
 #include "stages/trits/trit_bits.h"
 
 namespace gradwire {
@@ -59,8 +60,8 @@ uint64_t encode_sparse(const Kernels& kernels, StepBits steps, const Bits* from,
   return static_cast<uint64_t>(end - out);
 }
 
-// The smallest of a sparse and a dense chunk, if one has fewer than `limit` bytes; kVerbatim, of
-// which nothing is written, if none has.
+// The smallest of a sparse and a dense chunk, if one has fewer than `limit` bytes with the number
+// that says its size; kVerbatim, of which nothing is written, if none has.
 template <typename Bits>
 CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from, const Bits* to,
                         uint64_t n, ElementOrder order, uint8_t* out) {
@@ -68,20 +69,20 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   const size_t changed = find_steps(kernels, from, to, n, order, steps.bits());
   if (changed == 0) return {};
   CodedChunk best{.mode = ChunkMode::kVerbatim, .changed = static_cast<uint32_t>(changed)};
-  const auto take = [&](ChunkMode mode, uint64_t size) {
+  const auto is_best = [&](ChunkMode mode, uint64_t size) {
+    const uint64_t whole = size + varint_size(static_cast<uint32_t>(size));
+    if (whole >= limit) return false;
     best = {mode, static_cast<uint32_t>(size), best.changed};
-    limit = size;
+    limit = whole;
+    return true;
   };
   if (changed <= n / kMostSparse) {
     const uint64_t size = encode_sparse(kernels, steps.bits(), from, to, n, order, out);
-    if (size != 0 && size < limit) take(ChunkMode::kSparse, size);
+    if (size != 0) (void)is_best(ChunkMode::kSparse, size);
   }
   if (changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
     const DenseCode<Bits> dense(from, to, n, order);
-    if (dense.size() < limit) {
-      dense.write(kernels, out);
-      take(ChunkMode::kDense, dense.size());
-    }
+    if (is_best(ChunkMode::kDense, dense.size())) dense.write(kernels, out);
   }
   return best;
 }

@@ -62,10 +62,7 @@ class DenseCode {
       }
       sizes_[run] = static_cast<uint32_t>((bits + 7) / 8);
       size_ += sizes_[run];
-      uint8_t number[kLongestVarint];
-      if (run + 1 < kDenseRuns) {
-        size_ += static_cast<uint64_t>(write_varint(sizes_[run], number) - number);
-      }
+      if (run + 1 < kDenseRuns) size_ += varint_size(sizes_[run]);
     }
   }
 

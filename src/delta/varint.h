@@ -17,6 +17,8 @@ inline uint8_t* write_varint(uint32_t value, uint8_t* out) {
   return out;
 }
 
+constexpr size_t varint_size(uint32_t value) { return value < 0x80 ? 1 : value < 0x4000 ? 2 : 3; }
+
 // Reads at `at`, which moves on. Nothing if the bytes end, the number is 2^21 or more, or a shorter
 // form exists.
 inline std::optional<uint32_t> read_varint(const uint8_t*& at, const uint8_t* end) {

@@ -290,6 +290,23 @@ def test_published_dtype_and_names(store: Place) -> None:
     assert found.share_changed == 0
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_published_values_are_cast(store: Place, dtype: torch.dtype) -> None:
+    """As `to` casts them: NaN, infinities, -0, denormals, and values beyond the largest."""
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e-7, 500.0, 7e4, 3.4e38])
+    publisher = Publisher(store, dtype=dtype)
+    subscriber = Subscriber(store)
+    target: State = {}
+    for scale in (1.0, 1.5):
+        master = {"w": torch.cat([special, torch.linspace(-3, 3, 500) * scale]), "n": torch.ones(2)}
+        publisher.publish(master)
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert_same(target, {name: values.to(dtype) for name, values in master.items()})
+
+
 def test_a_name_given_twice_is_refused(store: Place) -> None:
     with pytest.raises(WeightsError, match=r"two tensors have the name 'x'"):
         Publisher(store, rename={"y": "x"}).publish({"x": torch.ones(1), "y": torch.ones(1)})

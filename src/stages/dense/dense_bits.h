@@ -40,14 +40,14 @@ HWY_INLINE void write_dense_run(const uint8_t* symbols, const uint32_t* sizes, s
 HWY_INLINE uint32_t take_step(RiceReader& reader, const PrefixTable& table, int width,
                               uint32_t& fits) {
   const auto [symbol, length] = table.of[reader.bits % (size_t{1} << kLongestPrefix)];
-  const uint64_t rest = reader.bits >> length;
+  // The sign, and the bits of the size below the highest.
+  const uint64_t rest = reader.bits >> length & ((uint64_t{1} << symbol) - 1);
   reader.drop(length + symbol);
-  // The highest bit of the size, and nothing for a step of 0.
-  const uint64_t highest = uint64_t{1} << symbol >> 1;
-  const uint64_t below = rest >> 1 & (highest - (symbol != 0));
-  const auto size = static_cast<uint32_t>(highest | below);
-  fits &= static_cast<uint32_t>(length != 0) & static_cast<uint32_t>(symbol < width || below == 0);
-  return (rest & 1 & (symbol != 0)) != 0 ? 0 - size : size;
+  const auto size = static_cast<uint32_t>(uint64_t{1} << symbol >> 1 | rest >> 1);
+  fits &= static_cast<uint32_t>(length != 0) & static_cast<uint32_t>(symbol < width || rest < 2);
+  // Without a branch, which would guess the sign.
+  const auto negative = static_cast<uint32_t>(0 - (rest & 1));
+  return (size ^ negative) - negative;
 }
 
 // Kernels::read_dense.
