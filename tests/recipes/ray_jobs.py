@@ -37,7 +37,7 @@ def train(config: dict[str, Any]) -> None:
         saved = torch.load(f"{config['start']}/model.pt", weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        way.resume([config["start"]])
+        way.restore([config["start"]])
     for _ in epochs:
         for batch in batches:
             loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])

@@ -41,7 +41,7 @@ def resume_otherwise(folder: Path, first: dict[str, Any], then: dict[str, Any]) 
     start(**first)[0].save(folder)
     way, _ = start(**then)
     try:
-        way.resume([folder])
+        way.restore([folder])
     except ValueError as error:
         return str(error)
     return ""

@@ -84,7 +84,7 @@ def compress(
 
     def after_load(_: Optimizer) -> None:  # the model is loaded before the optimizer
         if folders:
-            way.resume([folders.pop()])
+            way.restore([folders.pop()])
 
     accelerator.register_save_state_pre_hook(on_save)
     accelerator.register_load_state_pre_hook(on_load)

@@ -115,7 +115,7 @@ class GradwireStrategy(DDPStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         super().load_optimizer_state_dict(checkpoint)
-        self.way.resume(self._loaded)
+        self.way.restore(self._loaded)
 
 
 class FabricStrategy(FabricDDPStrategy):
@@ -163,7 +163,7 @@ class FabricStrategy(FabricDDPStrategy):
         self.way.show_own()
         rest: dict[str, Any] = super().load_checkpoint(path, state, **options)
         if has_optimizer:
-            self.way.resume([path])
+            self.way.restore([path])
         return rest
 
 

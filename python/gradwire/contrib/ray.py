@@ -40,7 +40,7 @@ def compress(
 
     A checkpoint needs the state of every worker: each calls `way.save(folder)` with the folder that
     it gives to `ray.train.report`, and Ray puts the files of all together. After the model and the
-    optimizer have been loaded, `way.resume([folder])` goes on from there, with as many workers.
+    optimizer have been loaded, `way.restore([folder])` goes on from there, with as many workers.
 
     Args:
         model: As `ray.train.torch.prepare_model` returned it, compiled or not.

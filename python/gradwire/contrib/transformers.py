@@ -150,7 +150,7 @@ class GradwireCallback(TrainerCallback):
         folders = [_folder(args, step)]
         if isinstance(args.resume_from_checkpoint, str):
             folders.insert(0, Path(args.resume_from_checkpoint))
-        self._way.resume(
+        self._way.restore(
             folders,
             ". If the checkpoint is elsewhere, give TrainingArguments(resume_from_checkpoint=) its "
             "folder",

@@ -28,7 +28,7 @@ _LOCAL = ("every", "schedule")  # options that make it LocalSteps
 
 class LocalSteps(gradwire.torch.LocalSteps):
     """To a framework this is the wrapped optimizer, whose state it saves and loads. The state of
-    LocalSteps is each rank's own, and `Way.save` and `Way.resume` have it."""
+    LocalSteps is each rank's own, and `Way.save` and `Way.restore` have it."""
 
     def state_dict(self) -> Any:
         return self._optimizer.state_dict()
@@ -174,7 +174,7 @@ class Way:
         file.parent.mkdir(parents=True, exist_ok=True)
         save({"gradwire": self._state_dict(), "own": own, "model": model}, file)
 
-    def resume(self, checkpoints: Iterable[str | Path], remedy: str = "") -> None:
+    def restore(self, checkpoints: Iterable[str | Path], remedy: str = "") -> None:
         """Loads the first file that was saved with the model which has been loaded. If there is
         none, the training goes on without residuals, and a ResidualDroppedWarning says so.
 
