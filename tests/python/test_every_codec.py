@@ -73,6 +73,8 @@ def test_each_listed_value_is_taken(name: str, parameter: dict[str, str]) -> Non
     rest += ",pack=trits5" if (name, key) == ("terngrad", "coder") else ""
     if match := re.fullmatch(r"\[(.+), (.+)\)", values):
         taken, refused = [match[1]], [match[2], "-1", "nan"]
+    elif match := re.fullmatch(r"\[(.+), (.+)\]", values):
+        taken, refused = [match[1], match[2]], ["0", "1.01", "nan"]
     elif match := re.fullmatch(r"(\d+) to (\d+)", values):
         taken, refused = [match[1], match[2]], [str(int(match[1]) - 1), str(int(match[2]) + 1)]
     elif match := re.fullmatch(r"multiple of (\d+)", values):

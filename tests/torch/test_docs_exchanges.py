@@ -69,7 +69,7 @@ def run_checkpoint_examples(blocks: list[str], folder: str) -> tuple[list[str], 
 
 @pytest.mark.parametrize(
     ("page", "trained"),
-    [("reference/exchanges", 3), ("reference/local_steps", 4), ("guides/far_apart", 1)],
+    [("reference/exchanges", 3), ("reference/local_steps", 5), ("guides/far_apart", 1)],
 )
 def test_the_examples_train_equal_models(cluster: Cluster, page: str, trained: int) -> None:
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
