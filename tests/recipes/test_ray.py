@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_a_compiled_model_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gradwire.contrib.ray._count_workers", lambda: 2)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
-        model = torch.compile(DistributedDataParallel(torch.nn.Linear(8, 8)))
+        model: Any = torch.compile(DistributedDataParallel(torch.nn.Linear(8, 8)))
         optimizer, way = compress(model, torch.optim.AdamW(model.parameters()), every=2)
         assert optimizer is way.exchange
         way.detach()
