@@ -183,7 +183,7 @@ def main() -> None:
         file = folder / f"step=10.ckpt.gradwire_{dist.get_rank()}.pt"
         file.rename(folder / f"moved_{dist.get_rank()}")
         train(f"{way} without", GradwireStrategy("small", **options), resume=middle, **epochs)
-    saved = torch.load(FOLDER / "local" / "step=10.ckpt", weights_only=False)["state_dict"]
+    saved = torch.load(FOLDER / "local" / "step=10.ckpt", weights_only=True)["state_dict"]
     found["saved"] = digest(saved)
     train("nine", GradwireStrategy("small", every=3), max_steps=9)
 
@@ -203,7 +203,7 @@ def main() -> None:
         found[f"fabric {way} resumed"] = in_fabric(
             FabricStrategy("small", **options), load=True, name=way
         )
-    found["fabric saved"] = digest(torch.load(FOLDER / "local.ckpt", weights_only=False)["model"])
+    found["fabric saved"] = digest(torch.load(FOLDER / "local.ckpt", weights_only=True)["model"])
     found["fabric nine"] = in_fabric(FabricStrategy("small", every=3), stop=9)
 
     fabric = Fabric(accelerator="cpu", devices=2, strategy=FabricStrategy(every=2))
