@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from gradwire.machine import describe_build, describe_machine
 from gradwire.torch import LocalSteps, outer_nesterov, pulse_loco, sparse_loco
+from gradwire_lab.evaluate.found import interval
 from gradwire_lab.train import data, loop, models, strategies
 from gradwire_lab.train.options import from_options
 from gradwire_lab.train.schedule import learning_rate
@@ -40,7 +41,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "`sparse_loco()`": sparse_loco(),
     "`pulse_loco()`": pulse_loco(),
 }
-T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # Student's t of so many values
 
 
 def main() -> None:
@@ -167,12 +167,6 @@ def read(results: Path) -> list[dict[str, Any]]:
     if not results.exists():
         return []
     return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """The mean, and half of its 95 % interval."""
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return statistics.fmean(values), half
 
 
 def table(results: list[dict[str, Any]]) -> str:

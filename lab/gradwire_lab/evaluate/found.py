@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from gradwire_lab.train.results import Series
 from gradwire_lab.train.settings import TrainSettings
 
 MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
+_T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # Student's t of so many values
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ class Found:
         if arm == base or len(own) + len(other) == 2:
             return text
         return f"{text} ({min(other) / max(own):.3g} to {max(other) / min(own):.3g})"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of 2 to 6 values, and half of its 95 % interval (Student's t)."""
+    return fmean(values), _T_95[len(values)] * stdev(values) / len(values) ** 0.5
 
 
 def _short(bits: float) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Found, table
+from gradwire_lab.evaluate.found import MISSING, Found, interval, table
 
-_SEEDS, _T = 3, 4.303  # Student's t of 95 % with 2 degrees of freedom
+_SEEDS = 3
 _STEPS, _EVERY, _WIDTH = 300, 15, 64
 # Optimizers, with the learning rates tried for DDP and for DiLoCo.
 _RATES: dict[str, dict[str, tuple[float, ...]]] = {
@@ -74,7 +74,8 @@ def _table(found: Found) -> str:
 def _mean(ends: list[float]) -> str:
     if len(ends) < _SEEDS:
         return f"{len(ends)} of {_SEEDS} runs"
-    return f"{fmean(ends):.4f} ± {_T * stdev(ends) / len(ends) ** 0.5:.4f}"
+    mean, half = interval(ends)
+    return f"{mean:.4f} ± {half:.4f}"
 
 
 EVALUATION = Evaluation(
