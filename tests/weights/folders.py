@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-from gradwire.weights import Folder
+from gradwire.weights.folder import MemoryFolder
 
 
-class FaultyFolder(Folder):
+class FaultyFolder(MemoryFolder):
     """A folder in memory.
 
     late_reads: so often a file that was written is not found. late_lists: lists show only files
@@ -19,34 +19,29 @@ class FaultyFolder(Folder):
     place = "faulty://store"
 
     def __init__(self, late_reads: int = 0, late_lists: int = 0, full_after: int = 10**9) -> None:
-        self.files: dict[str, bytes] = {}
+        super().__init__()
         self.late_reads, self.late_lists, self.full_after = late_reads, late_lists, full_after
         self.bytes_read = 0
         self._unseen: dict[str, int] = {}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        if name not in self.files or self._is_late(name):
+        data = super().read(name, begin, end)
+        if self._is_late(name):
             raise FileNotFoundError(name)
-        data = self.files[name][begin:end]
         self.bytes_read += len(data)
         return data
 
     def write(
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
-        if only_new and name in self.files:
-            raise FileExistsError(name)
         if len(self.files) >= self.full_after and name not in self.files:
             raise OSError(errno.ENOSPC, "No space left on device", name)
-        self.files[name] = b"".join(bytes(piece) for piece in pieces)
+        super().write(name, pieces, only_new)
         self._unseen[name] = self.late_reads
 
     def names(self) -> list[str]:
         shown = max(len(self.files) - self.late_lists, 0)
-        return list(self.files)[:shown]
-
-    def remove(self, name: str) -> None:
-        self.files.pop(name, None)
+        return super().names()[:shown]
 
     def _is_late(self, name: str) -> bool:
         self._unseen[name] = self._unseen.get(name, 0) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,16 +96,21 @@ class LocalFolder(Folder):
 
 
 class MemoryFolder(Folder):
-    """Files of this process alone."""
+    """Files of this process alone.
+
+    Attributes:
+        files: By name.
+    """
 
     place = "memory"
 
     def __init__(self) -> None:
-        self._files: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
+        self._writing = threading.Lock()
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         try:
-            return self._files[name][begin:end]
+            return self.files[name][begin:end]
         except KeyError:
             raise FileNotFoundError(name) from None
 
@@ -112,16 +118,16 @@ class MemoryFolder(Folder):
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
         data = b"".join(pieces)
-        if not only_new:
-            self._files[name] = data
-        elif self._files.setdefault(name, data) is not data:
-            raise FileExistsError(name)
+        with self._writing:
+            if only_new and name in self.files:
+                raise FileExistsError(name)
+            self.files[name] = data
 
     def names(self) -> list[str]:
-        return list(self._files)
+        return list(self.files)
 
     def remove(self, name: str) -> None:
-        self._files.pop(name, None)
+        self.files.pop(name, None)
 
 
 class RemoteFolder(Folder):
@@ -138,33 +144,33 @@ class RemoteFolder(Folder):
             found: tuple[Any, str] = url_to_fs(self.place)
         except (ImportError, ValueError) as error:  # s3fs, gcsfs, or an unknown scheme
             raise WeightsError(f"a store in {place}: {error}") from None
-        self._files, self._path = found
+        self.files, self._path = found
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        return self._files.cat_file(f"{self._path}/{name}", begin, end)
+        return self.files.cat_file(f"{self._path}/{name}", begin, end)
 
     def write(
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
         path, data = f"{self._path}/{name}", b"".join(bytes(piece) for piece in pieces)
-        if only_new and self._files.exists(path):
+        if only_new and self.files.exists(path):
             raise FileExistsError(f"{self.place}/{name}")
-        self._files.makedirs(self._path, exist_ok=True)
+        self.files.makedirs(self._path, exist_ok=True)
         try:
-            self._files.pipe_file(path, data, mode="create" if only_new else "overwrite")
+            self.files.pipe_file(path, data, mode="create" if only_new else "overwrite")
         except FileExistsError:
             raise FileExistsError(f"{self.place}/{name}") from None
 
     def names(self) -> list[str]:
-        self._files.invalidate_cache()
+        self.files.invalidate_cache()
         try:
-            found = self._files.ls(self._path, detail=False)
+            found = self.files.ls(self._path, detail=False)
         except FileNotFoundError:
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def remove(self, name: str) -> None:
         try:
-            self._files.rm_file(f"{self._path}/{name}")
+            self.files.rm_file(f"{self._path}/{name}")
         except FileNotFoundError:
             return
