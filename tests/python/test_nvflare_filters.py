@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gradwire
 from gradwire import container
@@ -177,9 +178,8 @@ def _damaged(nvflare: Any, ends: Ends) -> Any:
     return ends.unpack(DXO("WEIGHT_DIFF", {nvflare.KEY: damaged}))
 
 
-def _not_finite_from_the_network(nvflare: Any, ends: Ends) -> Any:
-    nan = change(b=np.full(5, np.inf, np.float32))
-    views = nvflare.views_of(nan)
+def _not_finite_from_the_network(nvflare: Any, ends: Ends, like: Any = np.asarray) -> Any:
+    views = nvflare.views_of(change(b=like(np.full(5, np.inf, np.float32))))
     nvflare.require_finite = lambda *_: None
     packed = ends.back[0]._pack(views, "WEIGHT_DIFF", "client site-1")
     nvflare.require_finite = importlib.import_module("gradwire.contrib.federated").require_finite
@@ -215,6 +215,10 @@ BAD: dict[str, tuple[Callable[[Any, Ends], Any], str]] = {
         "array 'b' has nan at element 2; only finite values are exchanged",
     ),
     "infinity that was sent": (_not_finite_from_the_network, "array 'b' has inf at element 0"),
+    "infinity in a tensor that was sent": (
+        lambda *of: _not_finite_from_the_network(*of, like=torch.from_numpy),
+        "array 'b' has inf at element 0",
+    ),
     "no array": (lambda _, ends: ends.answer(change(b="text")), "'b' is of type str"),
     "a collection": (
         lambda _, ends: ends.back[0].process_dxo(

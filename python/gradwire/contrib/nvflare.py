@@ -136,7 +136,7 @@ class CompressFilter(_Filter):
 
     def _pack(self, views: dict[str, View], kind: str, client: str) -> bytes:
         arrays = {name: _array_of(view) for name, view in views.items()}
-        require_finite({n: v for n, v in arrays.items() if views[n].dtype != "BF16"}, client)
+        require_finite(arrays, client)
         step = self._steps.get(client, 0)
         kept: dict[tuple[str, str], NDArray[Any]] = {}
         tensors = []
@@ -200,13 +200,11 @@ class DecompressFilter(_Filter):
                 tensor.check_frame()
                 require_codec(tensor, self._codecs[str(DataKind(kind).value)])
                 values = decode_frame(tensor.data, tensor.shape)
-                require_finite({tensor.name: values}, client)
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             else:
                 data = np.frombuffer(bytearray(tensor.data), np.uint8)
+            require_finite({tensor.name: typed_values(tensor.dtype, data, False)}, client)
             typed = typed_values(tensor.dtype, data, "torch" in content.metadata)
-            if not is_torch(typed):
-                require_finite({tensor.name: typed}, client)
             arrays[tensor.name] = typed.reshape(tensor.shape)
         return arrays
 
