@@ -81,15 +81,10 @@ def _send_xor(folder: Path) -> Send:
 
 
 def _receive_xor(url: str, model: Weights) -> Receive:
-    version = 0
+    unpacker = zstandard.ZstdDecompressor()
 
-    def receive() -> float | None:
-        nonlocal version
-        if _newest(url) <= version:
-            return None
-        version += 1
-        packed = safetensors.numpy.load(_get(f"{url}/{version}.safetensors"))
-        unpacker = zstandard.ZstdDecompressor()
+    def take(file: bytes) -> float:
+        packed = safetensors.numpy.load(file)
         changed = {name: unpacker.decompress(data.tobytes()) for name, data in packed.items()}
         began = time.perf_counter()
         for name, data in changed.items():
@@ -97,7 +92,7 @@ def _receive_xor(url: str, model: Weights) -> Receive:
             values ^= np.frombuffer(data, np.int16)
         return time.perf_counter() - began
 
-    return receive
+    return _each_version(url, take)
 
 
 def _send_full(folder: Path) -> Send:
@@ -115,6 +110,18 @@ def _send_full(folder: Path) -> Send:
 
 
 def _receive_full(url: str, model: Weights) -> Receive:
+    def take(file: bytes) -> float:
+        found = safetensors.torch.load(file)
+        began = time.perf_counter()
+        for name, values in found.items():
+            model[name].copy_(values)
+        return time.perf_counter() - began
+
+    return _each_version(url, take)
+
+
+def _each_version(url: str, take: Callable[[bytes], float]) -> Receive:
+    """Calls `take` with the file of each version, one after the other."""
     version = 0
 
     def receive() -> float | None:
@@ -122,11 +129,7 @@ def _receive_full(url: str, model: Weights) -> Receive:
         if _newest(url) <= version:
             return None
         version += 1
-        found = safetensors.torch.load(_get(f"{url}/{version}.safetensors"))
-        began = time.perf_counter()
-        for name, values in found.items():
-            model[name].copy_(values)
-        return time.perf_counter() - began
+        return take(_get(f"{url}/{version}.safetensors"))
 
     return receive
 
