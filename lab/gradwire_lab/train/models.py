@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -121,7 +122,6 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
     return nn.Sequential(first, *rest)
 
 
-_DTYPES = {torch.float32: "F32", torch.int64: "I64"}  # in .safetensors
 _TEXT_MODELS = {"gpt": Gpt, "lstm": Lstm}
 
 
@@ -149,11 +149,14 @@ def build(
 def load(model: nn.Module, path: Path) -> None:
     """Gives the model the tensors of a .safetensors file. Raises TrainError unless they are those
     of the model, in its dtypes."""
+    from gradwire.weights.tensors import views_of  # few runs begin with a file
+
     try:
         tensors = {tensor.name: tensor for tensor in read_tensor_file(path).tensors}
     except (OSError, ValueError) as error:
         raise TrainError(f"--init: {error}") from error
-    here = {name: f"{list(v.shape)} {_DTYPES[v.dtype]}" for name, v in model.state_dict().items()}
+    views = views_of(model)
+    here = {name: f"{list(view.shape)} {view.dtype}" for name, view in views.items()}
     there = {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
     for name in here | there:
         if here.get(name) != there.get(name):
@@ -161,9 +164,8 @@ def load(model: nn.Module, path: Path) -> None:
                 f"--init: {path} is of another model: {name} is {there.get(name)} there, and "
                 f"{here.get(name)} here"
             )
-    for name, value in model.state_dict().items():
-        held = torch.frombuffer(bytearray(tensors[name].data), dtype=value.dtype)
-        value.copy_(held.view(value.shape))
+    for name, view in views.items():
+        view.write(np.frombuffer(tensors[name].data, np.uint8))
 
 
 def parameter_count(model: nn.Module) -> int:
