@@ -69,7 +69,7 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   const size_t changed = find_steps(kernels, from, to, n, order, steps.bits());
   if (changed == 0) return {};
   CodedChunk best{.mode = ChunkMode::kVerbatim, .changed = static_cast<uint32_t>(changed)};
-  const auto is_best = [&](ChunkMode mode, uint64_t size) {
+  const auto take_if_smaller = [&](ChunkMode mode, uint64_t size) {
     const uint64_t whole = size + varint_size(static_cast<uint32_t>(size));
     if (whole >= limit) return false;
     best = {mode, static_cast<uint32_t>(size), best.changed};
@@ -78,11 +78,11 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   };
   if (changed <= n / kMostSparse) {
     const uint64_t size = encode_sparse(kernels, steps.bits(), from, to, n, order, out);
-    if (size != 0) (void)is_best(ChunkMode::kSparse, size);
+    if (size != 0) take_if_smaller(ChunkMode::kSparse, size);
   }
   if (changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
     const DenseCode<Bits> dense(from, to, n, order);
-    if (is_best(ChunkMode::kDense, dense.size())) dense.write(kernels, out);
+    if (take_if_smaller(ChunkMode::kDense, dense.size())) dense.write(kernels, out);
   }
   return best;
 }
