@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import lr_scheduler
+
+from gradwire.torch.errors import CommunicationError
 
 AfterStep = Callable[[], None]
 Training = Any  # a `ways.Training` of a Tied
@@ -43,6 +46,33 @@ def loss_of(model: Any, *args: int) -> torch.Tensor:
     if model.keeps_graph:
         loss.backward = partial(loss.backward, create_graph=True)  # type: ignore[method-assign]
     return loss
+
+
+def two_steps_after(
+    deed: Deed, training: Training, steps: int = 2, loss: Callable[..., torch.Tensor] = loss_of
+) -> nn.Module | str | None:
+    """Takes some steps, does the deed, takes two more, and ends the training. Returns the model, or
+    the text of the error; None on a server."""
+    try:
+        if getattr(training.source, "is_server", False):
+            with contextlib.suppress(CommunicationError):  # the worker raised
+                training.run(1, loss)
+            return None
+        if training.way.servers:
+            training.optimizer.connect()
+        for _ in range(steps):
+            training.step(loss)
+        after_step = deed(training) or (lambda: None)
+        for _ in range(2):
+            training.step(loss)
+            after_step()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if training.source is not None:
+            training.close()
+    model: nn.Module = training.model
+    return model
 
 
 def _load_in_inner(t: Training) -> None:

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from deeds import Tied
+from deeds import Tied, two_steps_after
 from gradwire.torch import DiLoCo
-from gradwire.torch.errors import CommunicationError
 from runs import threads
 from ways import KINDS, Program, Training, Way, build
 
@@ -111,7 +110,6 @@ def train(
     rank: int,
 ) -> dict[str, torch.Tensor] | str | None:
     """The parameters two steps after the deed, or the error; None on a server."""
-    training = None
     model = prepare(Tied())
 
     def loss(module: Any, worker: int, step: int) -> torch.Tensor:
@@ -122,22 +120,12 @@ def train(
             training = Training(Way("alone"), model, inner, Program())
         else:
             training = build(WAYS[way], model, inner)
-        if getattr(training.source, "is_server", False):
-            with contextlib.suppress(CommunicationError):  # the worker raised
-                training.run(1, loss)
-            return None
-        if way is not None and way.startswith("served"):
-            training.optimizer.connect()
-        training.step(loss)
-        deed(training)
-        for _ in range(2):
-            training.step(loss)
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        if training is not None and training.source is not None:
-            training.close()
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    found = two_steps_after(deed, training, 1, loss)
+    if not isinstance(found, nn.Module):
+        return found
+    return {name: p.detach().clone() for name, p in found.named_parameters()}
 
 
 def one_loss(module: Any, rank: int, step: int) -> torch.Tensor:

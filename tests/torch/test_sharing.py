@@ -3,7 +3,6 @@ user does to them is followed, or refused in words that name the parameter and t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import pickle  # pickle: to show that it is refused
@@ -17,10 +16,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from deeds import DEEDS, FOLLOWED, REFUSED, UNLIKE, Tied, loss_of
+from deeds import DEEDS, FOLLOWED, REFUSED, UNLIKE, Tied, loss_of, two_steps_after
 from gradwire.contrib.qsvrg import QSVRG
 from gradwire.torch import LocalSteps
-from gradwire.torch.errors import CommunicationError
 from odd_optimizers import OPTIMIZERS, ScheduleFree, Sharp
 from runs import said_by, threads
 from ways import Program, Training, Way, build
@@ -89,25 +87,10 @@ def do(way: str | None, deed: str, rank: int) -> list[np.ndarray] | str | None:
         training = Training(Way("alone"), Tied(), inner, Program())
     else:
         training = build(WAYS[way], Tied(), inner)
-    try:
-        if getattr(training.source, "is_server", False):
-            with contextlib.suppress(CommunicationError):  # the worker raised
-                training.run(1, loss_of)
-            return None
-        if way is not None and way.startswith("served"):
-            training.optimizer.connect()
-        training.step(loss_of)
-        training.step(loss_of)
-        after_step = DEEDS[deed](training) or (lambda: None)
-        for _ in range(2):
-            training.step(loss_of)
-            after_step()
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        if way is not None:
-            training.close()
-    return [parameter.detach().numpy().copy() for parameter in training.model.parameters()]
+    found = two_steps_after(DEEDS[deed], training)
+    if not isinstance(found, nn.Module):
+        return found
+    return [parameter.detach().numpy().copy() for parameter in found.parameters()]
 
 
 @pytest.mark.parametrize("way", DONE)
