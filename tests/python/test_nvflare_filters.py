@@ -216,7 +216,7 @@ BAD: dict[str, tuple[Callable[[Any, Ends], Any], str]] = {
     ),
     "infinity that was sent": (_not_finite_from_the_network, "array 'b' has inf at element 0"),
     "infinity in a tensor that was sent": (
-        lambda *of: _not_finite_from_the_network(*of, like=torch.from_numpy),
+        lambda nvflare, ends: _not_finite_from_the_network(nvflare, ends, torch.from_numpy),
         "array 'b' has inf at element 0",
     ),
     "no array": (lambda _, ends: ends.answer(change(b="text")), "'b' is of type str"),
