@@ -50,7 +50,8 @@ for wrong, steps in ((step, 0), (step, 3), (lambda module: None, 4)):
     try:
         gt.advise(model, wrong, codecs=codecs, steps=steps)
     except PlanError as error:
-        print("refused:", type(error).__name__, error)
+        # At once, or the lines of the two ranks mix.
+        sys.stdout.write(f"refused: {type(error).__name__} {error}\\n")
 if dist.get_rank() == 0:
     advice.show()
     print("codecs", sorted(advice.profile.codecs), advice.profile.workers)
