@@ -58,6 +58,8 @@ _TASKS = {
         "changes are compressed (`LocalSteps`).",
         {
             "DDP": arm("gpt", "ddp", seeds=_SEEDS),
+            "uncompressed changes": arm("gpt", "raw", seeds=_SEEDS),
+            "every=2, uncompressed changes": arm("gpt", "raw", seeds=_SEEDS, every=2),
             _S1: arm("gpt", _S1, seeds=_SEEDS),
             f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
             **{codec: arm("gpt", codec) for codec in (_GROUPS, _AUTO, *_ALL)},
@@ -92,6 +94,7 @@ _TASKS = {
         "changes are compressed (`LocalSteps`).",
         {
             "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
+            "uncompressed changes": arm("lstm", "raw", seeds=_SEEDS, **_UPDATES),
             _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
             **{codec: arm("lstm", codec, **_UPDATES) for codec in (_GROUPS, _AUTO, *_ALL)},
         },
