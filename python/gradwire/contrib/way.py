@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import gradwire.torch
-from gradwire._core import checksum32
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
+from gradwire.torch.staging import checksums_of
 
 _LOCAL = ("every", "schedule")  # options that make it LocalSteps
 
@@ -228,8 +228,7 @@ class Way:
 
     def _checksums(self) -> list[int]:
         assert self.model is not None
-        tensors = (p.detach().cpu().contiguous() for p in self.model.parameters())
-        return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+        return checksums_of(self.model.parameters())
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -45,6 +45,7 @@ from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
 from gradwire.errors import warn_deprecated
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
+from gradwire.torch.staging import moved
 
 FORMAT = 1
 StateDict = dict[str, Any]
@@ -74,12 +75,26 @@ def to_bytes(state: StateDict) -> bytes:
 
 def _on_host(state: Any) -> Any:
     """The state with all tensors in dictionaries, lists and tuples on the CPU."""
+    elsewhere: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            elsewhere.append(tensor)
+        return tensor
+
+    _with_tensors(state, note)
+    hosted = moved(elsewhere)
+    return _with_tensors(state, lambda t: t if t.device.type == "cpu" else next(hosted))
+
+
+def _with_tensors(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The state with each tensor in dictionaries, lists and tuples as `change` returns it."""
     if isinstance(state, torch.Tensor):
-        return state.cpu()
+        return change(state)
     if isinstance(state, dict):
-        return {key: _on_host(value) for key, value in state.items()}
+        return {key: _with_tensors(value, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(_on_host, state))
+        return type(state)(_with_tensors(value, change) for value in state)
     return state
 
 

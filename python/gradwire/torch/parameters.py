@@ -8,14 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-
-from gradwire.torch.network.transport import Bytes
 
 
 @contextlib.contextmanager
@@ -38,7 +35,6 @@ def writing_to(*tensors: torch.Tensor) -> AbstractContextManager[object]:
     return torch.inference_mode() if is_inference else contextlib.nullcontext()
 
 
-_NO_BYTES = np.empty(0, dtype=np.uint8)
 EXCHANGED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of parameters
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
@@ -216,22 +212,6 @@ def require_memory(name: str, gradient: torch.Tensor) -> None:
             return
     if flaw := _lacking_values(gradient):
         raise TypeError(f"the gradient of {name} is {flaw}")
-
-
-def pack(tensors: Iterable[torch.Tensor], head: Bytes = _NO_BYTES) -> Bytes:
-    """`head`, and then the bytes of the tensors' values, one after the other."""
-    parts = [tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
-    bytes_of_each = [part.view(-1).view(torch.uint8).numpy() for part in parts]
-    return np.concatenate([head, *bytes_of_each])
-
-
-def unpack(message: Bytes, tensors: Sequence[torch.Tensor]) -> None:
-    """Writes what `pack` made of tensors like these into them."""
-    pieces = torch.from_numpy(message).split([tensor.nbytes for tensor in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        # The clone starts at an address that suits every type.
-        with writing_to(tensor):
-            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

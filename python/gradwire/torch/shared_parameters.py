@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire._core import checksum32
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedTensor, local_of
+from gradwire.torch.staging import checksums_of
 
 
 class ModuleHook:
@@ -140,8 +140,7 @@ class SharedParameters:
             self._before_load = self._checksums()
 
     def _checksums(self) -> list[int]:
-        tensors = (local_of(tensor).detach().cpu().contiguous() for tensor in self._tensors)
-        return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+        return checksums_of([local_of(tensor) for tensor in self._tensors])
 
     # --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ device are copied to page-locked memory and back on a stream of their own, so th
 bucket, the exchange of another and the backward pass overlap (`CopyStage`). On a CUDA device, a
 build with gradwire's kernels encodes and decodes there instead (`KernelStage`). The bytes that are
 sent, and the results, are the same.
+
+What is copied once, such as a model that is sent to other ranks, goes through `moved`.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ import contextlib
 import importlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
-from gradwire._core import ShardCodecs
-from gradwire.torch.parameters import ordinary_tensors
+from gradwire._core import ShardCodecs, checksum32
+from gradwire.torch.network.transport import NOTHING, Bytes
+from gradwire.torch.parameters import ordinary_tensors, writing_to
 
 # The module with the kernels for each kind of device.
 KERNEL_MODULES = {"cuda": "gradwire._cuda"}
 _BUILD = "in its source tree, pip install . -C cmake.define.GRADWIRE_CUDA=ON"
 _HIGH_PRIORITY = -1  # the work of a bucket is short, and other ranks wait for it
+_MOST_GATHERED = 1 << 25  # bytes of small tensors that one copy takes: twice that is more memory
 
 
 def kernels_for(device: torch.device) -> ModuleType | None:
@@ -274,3 +279,89 @@ class CopyStage(_Streaming):
 def is_capturing(values: torch.Tensor) -> bool:
     """Whether the current stream's work becomes a CUDA graph."""
     return values.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def moved(
+    tensors: Iterable[torch.Tensor], devices: Iterable[torch.device] | None = None
+) -> Iterator[torch.Tensor]:
+    """The values of each tensor on a device of its own, row-major, one after the other.
+
+    Tensors that follow each other are gathered and copied together, so the number of copies depends
+    on the bytes, and hardly on the number of tensors. Each copy is waited for.
+
+    Args:
+        devices: For each tensor. None: the host.
+
+    Returns:
+        Tensors of the same dtypes and shapes; where a tensor is on that device already, itself.
+    """
+    plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+    targets = len(plain) * [torch.device("cpu")] if devices is None else list(devices)
+    gathered: list[torch.Tensor] = []
+    way, size = None, 0
+    for tensor, target in zip(plain, targets, strict=True):
+        size += tensor.nbytes
+        if way != (tensor.device, target) or size > _MOST_GATHERED:
+            yield from _copies(gathered, way)
+            gathered, way, size = [], (tensor.device, target), tensor.nbytes
+        gathered.append(tensor)
+    yield from _copies(gathered, way)
+
+
+@ordinary_tensors()
+def _copies(
+    tensors: Sequence[torch.Tensor], way: tuple[torch.device, torch.device] | None
+) -> Sequence[torch.Tensor]:
+    """way: from which device to which."""
+    if way is None or way[0] == way[1]:
+        return [tensor.contiguous() for tensor in tensors]
+    if len(tensors) == 1:
+        return [tensors[0].contiguous().to(way[1])]
+    together = torch.cat([_bytes_of(tensor) for tensor in tensors]).to(way[1])
+    pieces = together.split([tensor.nbytes for tensor in tensors])
+    return [_as(tensor, piece) for tensor, piece in zip(tensors, pieces, strict=True)]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The bytes as a tensor like this one. (A clone starts at an address that suits every type.)"""
+    return values.clone().view(like.dtype).view(like.shape)
+
+
+def pack(tensors: Iterable[torch.Tensor], head: Bytes = NOTHING) -> Bytes:
+    """`head`, and then the bytes of the tensors' values, one after the other."""
+    tensors = list(tensors)
+    message = np.empty(head.size + sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
+    message[: head.size] = head
+    at = head.size
+    for values in moved(tensors):
+        message[at : at + values.nbytes] = _bytes_of(values).numpy()
+        at += values.nbytes
+    return message
+
+
+@ordinary_tensors()
+def unpack(message: Bytes, tensors: Sequence[torch.Tensor]) -> None:
+    """Writes what `pack` made of tensors like these into them."""
+    pieces = torch.from_numpy(message).split([tensor.nbytes for tensor in tensors])
+    there = moved(pieces, [tensor.device for tensor in tensors])
+    for tensor, values in zip(tensors, there, strict=True):
+        with writing_to(tensor):
+            tensor.copy_(_as(tensor, values))
+
+
+@ordinary_tensors()
+def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Writes these values, of any dtype, device and order in memory, into the tensors."""
+    there = moved(values, [tensor.device for tensor in tensors])
+    for tensor, new in zip(tensors, there, strict=True):
+        with writing_to(tensor):
+            tensor.copy_(new)
+
+
+def checksums_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Of the bytes of each tensor."""
+    return [checksum32(_bytes_of(values).numpy()) for values in moved(tensors)]

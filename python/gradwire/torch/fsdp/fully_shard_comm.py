@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.distributed.tensor import DTensor
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
@@ -36,7 +35,8 @@ from gradwire.torch.network.failure import FailureBoard
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
-from gradwire.torch.parameters import NamedShape, named_parameters
+from gradwire.torch.parameters import NamedShape, local_of, named_parameters
+from gradwire.torch.staging import moved
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 
@@ -245,10 +245,11 @@ class FullyShardComm(SessionOwner):
 
         def compare(wire: Transport) -> None:
             for unit in self._units if self._iterations == 0 else ():
-                for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
-                    assert isinstance(parameter, DTensor), "fully_shard makes it one"
-                    values = parameter.to_local().detach().contiguous().view(torch.uint8)
-                    lines.append(f"{name} {hashlib.sha256(values.cpu().numpy()).hexdigest()}")
+                names = [name for name, _ in unit.gradients()]
+                shards = moved(local_of(parameter) for parameter in unit.parameters)
+                for name, values in zip(names, shards, strict=True):
+                    digest = hashlib.sha256(values.view(torch.uint8).numpy()).hexdigest()
+                    lines.append(f"{name} {digest}")
             agree("\n".join(lines), wire)
 
         inner.start(partial(agree, lines[0]), "comparing the steps of the shards").result()

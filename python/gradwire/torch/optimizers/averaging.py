@@ -23,7 +23,8 @@ from gradwire.torch.optimizers.gradient_noise import correct_changes, count_deca
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
 from gradwire.torch.optimizers.local_rules import LocalRules, describe_lost_eps
 from gradwire.torch.optimizers.replica import Replica, most_bytes
-from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors, writing_to
+from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors
+from gradwire.torch.staging import moved, overwrite
 from gradwire.torch.stats import StepCounters
 
 Exchange = Callable[["Peers"], None]
@@ -314,9 +315,7 @@ class Averaging:
     @ordinary_tensors()
     def become(self, state: StateDict) -> None:
         """Takes over a member's `shared_state`."""
-        for (_, _, tensor), values in zip(self.replica.tensors(), state["tensors"], strict=True):
-            with writing_to(tensor):
-                tensor.copy_(values)
+        overwrite([tensor for _, _, tensor in self.replica.tensors()], state["tensors"])
         self.load_optimizer(state["optimizer"])
         for fragment, shared in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_shared_state(shared)
@@ -351,8 +350,8 @@ class Averaging:
         """Of the anchors and late momenta, which all ranks share."""
         digest = hashlib.sha256()
         momenta = [f.momentum.velocities for f in self.fragments if f.momentum is not None]
-        for tensor in chain(*(f.anchors for f in self.fragments), *momenta):
-            digest.update(tensor.detach().cpu().contiguous().numpy())
+        for values in moved(chain(*(f.anchors for f in self.fragments), *momenta)):
+            digest.update(values.numpy())
         return digest.hexdigest()
 
 

@@ -27,6 +27,7 @@ from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import ReplicaBucket
 from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors, wide_of
+from gradwire.torch.staging import overwrite
 from gradwire.torch.stats import StepCounters
 from gradwire.torch.wrapping_optimizer import describe_weights
 
@@ -323,8 +324,7 @@ class Fragment:
     @ordinary_tensors()
     def load_shared_state(self, state: dict[str, Any]) -> None:
         """All of shared_state() but the noise."""
-        for anchor, values in zip(self.anchors, state["anchors"], strict=True):
-            anchor.copy_(values)
+        overwrite(self.anchors, state["anchors"])
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
         if self.momentum is not None:

@@ -32,13 +32,12 @@ from gradwire.torch.parameters import (
     named_buffers,
     named_parameters,
     ordinary_tensors,
-    pack,
     shapes_of,
     split_like,
     tensors_in_common,
-    unpack,
 )
 from gradwire.torch.shared_parameters import SharedParameters
+from gradwire.torch.staging import pack, unpack
 from gradwire.torch.wrapping_optimizer import DEVICES, step_of_copy
 
 BESIDE = "(statistics of the gradient)"

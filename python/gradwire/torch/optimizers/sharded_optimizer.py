@@ -40,7 +40,7 @@ from gradwire.torch.parameters import (
     ordinary_tensors,
     wide_of,
 )
-from gradwire.torch.staging import stage_for
+from gradwire.torch.staging import overwrite, stage_for
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
@@ -274,6 +274,5 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
             group.update(options)
-        for values, saved in zip(wide, saved_wide, strict=True):
-            values.copy_(saved)
+        overwrite(wide, saved_wide)
         self._replica.shared.allow_load()

@@ -10,11 +10,9 @@ from gradwire.torch.parameters import (
     NamedTensor,
     named_buffers,
     ordinary_tensors,
-    pack,
     tensors_in_common,
-    unpack,
-    writing_to,
 )
+from gradwire.torch.staging import moved, overwrite, pack, unpack
 
 
 class ModelBuffers:
@@ -50,7 +48,9 @@ class ModelBuffers:
         unpack(message, [buffer for _, buffer in self._named()])
 
     def named(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.detach().clone() for name, buffer in self._named()}
+        named = self._named()
+        values = moved(buffer for _, buffer in named)
+        return {name: each.clone() for (name, _), each in zip(named, values, strict=True)}
 
     @ordinary_tensors()
     def load_named(self, buffers: dict[str, torch.Tensor]) -> None:
@@ -60,9 +60,7 @@ class ModelBuffers:
             raise ValueError(
                 f"the state's buffers are {sorted(buffers)}, the model has {sorted(own)}"
             )
-        for name, buffer in own.items():
-            with writing_to(buffer):
-                buffer.copy_(buffers[name])
+        overwrite(list(own.values()), [buffers[name] for name in own])
 
     def _named(self) -> list[NamedTensor]:
         return tensors_in_common(self._model, "buffer", named_buffers(self._model))

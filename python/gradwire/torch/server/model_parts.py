@@ -18,7 +18,6 @@ from gradwire.torch.parameters import (
     Options,
     copy_gradient,
     ordinary_tensors,
-    pack,
     split_like,
 )
 from gradwire.torch.server.group_options import (
@@ -30,7 +29,7 @@ from gradwire.torch.server.group_options import (
 )
 from gradwire.torch.server.server_plan import PartPlan, ServerPlan
 from gradwire.torch.shared_parameters import mark_of
-from gradwire.torch.staging import Stage
+from gradwire.torch.staging import Stage, moved, overwrite, pack
 
 Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
 Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -223,10 +222,8 @@ class WorkerPart(Part[WorkerSide]):
         """The sums of the changes, f32; nothing with pulls="gradients"."""
         if self._pulls_gradients:
             return {}
-        return {
-            name: self._wide.get(name, tensor).detach().float().cpu().clone()
-            for name, tensor, *_ in self._places
-        }
+        wide = moved(self._wide.get(name, tensor) for name, tensor, *_ in self._places)
+        return {name: values.float().clone() for name, values in zip(self.names, wide, strict=True)}
 
     @ordinary_tensors()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
@@ -234,10 +231,11 @@ class WorkerPart(Part[WorkerSide]):
         self._take_over(self._places, [model[place.name] for place in self._places])
 
     def _take_over(self, places: Sequence[_Place], values: Sequence[torch.Tensor]) -> None:
-        for (name, tensor, *_), wide in zip(places, values, strict=True):
+        there = moved(values, [place.tensor.device for place in places])
+        for (name, tensor, *_), wide in zip(places, there, strict=True):
             tensor.copy_(wide)
             if tensor.dtype != torch.float32 and not self._pulls_gradients:
-                self._wide[name] = wide.to(tensor.device, copy=True)
+                self._wide[name] = wide.clone()
             self._marks[name] = mark_of(tensor)
 
 
@@ -283,7 +281,7 @@ class ServerPart(Part[ServerSide]):
             return
         self._before = [place.tensor.detach().clone() for place in self.own]
         if with_replica:
-            self._replica = [tensor.cpu().clone() for tensor in self._before]
+            self._replica = [values.clone() for values in moved(self._before)]
 
     def model(self) -> Bytes:
         """The version and the tensors."""
@@ -306,13 +304,13 @@ class ServerPart(Part[ServerSide]):
         """This server's tensors; nothing with pulls="gradients"."""
         if self._pulls_gradients:
             return {}
-        return {name: tensor.detach().clone() for name, tensor, *_ in self.own}
+        values = moved(place.tensor for place in self.own)
+        return {place.name: v.clone() for place, v in zip(self.own, values, strict=True)}
 
     @ordinary_tensors()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
         """Takes over saved tensors, among which must be those of this server."""
-        for name, tensor, *_ in self.own:
-            tensor.copy_(model[name])
+        overwrite([place.tensor for place in self.own], [model[place.name] for place in self.own])
 
     @ordinary_tensors()
     def step(
