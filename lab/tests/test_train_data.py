@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_batches_depend_on_seed_rank_and_step_alone(folder: Path) -> None:
 
     assert batch(0, 1, 3) == batch(0, 1, 3, before=40)
     assert len({batch(0, 1, 3), batch(1, 1, 3), batch(0, 2, 3), batch(0, 1, 4)}) == 4
+
+
+def test_without_augmentation_a_batch_has_the_images_as_they_are(folder: Path) -> None:
+    loaded = replace(data.load_images("fashion-mnist", folder), augments=False)
+    batches = loaded.batches(8, 2, 1, 1)
+    images, labels = batches.at(3)
+    chosen = batches.indices(3)
+    assert np.array_equal(images, loaded.normalise(loaded.train.images[chosen]))
+    assert np.array_equal(labels, loaded.train.labels[chosen])
+    augmented = replace(loaded, augments=True).batches(8, 2, 1, 1).at(3)[0]
+    assert not np.array_equal(images, augmented)
 
 
 def test_too_few_images(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire_lab.train import checks, options, settings
-from gradwire_lab.train.settings import Rule, SettingsError, TrainSettings
+from gradwire_lab.train.settings import SettingsError, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,6 @@ from gradwire_lab.train.settings import Rule, SettingsError, TrainSettings
             {"exchange": "one-process", "bandwidth": None, "codecs": ("ddp", "torch:bf16")},
             "--codec",
             "cannot run torch:bf16: it needs real ranks",
-        ),
-        (
-            {"exchange": "one-process", "rules": (Rule("fc*", "int8"),)},
-            "--rules",
-            "does not go with",
         ),
         (
             {"exchange": "one-process:pulls=model", "bandwidth": None},

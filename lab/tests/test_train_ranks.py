@@ -19,7 +19,7 @@ from gradwire.local_schedule import GATED_CODEC
 from gradwire.torch import loopback
 from gradwire_lab.train import messages, models, strategies
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.settings import Run, TrainSettings
+from gradwire_lab.train.settings import Rule, Run, TrainSettings
 from small_data import write_fashion_mnist
 
 STEPS = 24
@@ -102,6 +102,8 @@ def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> No
         (step + 1) % every == 0 for step in range(STEPS)
     ]
     assert trained["hook_of_rank"][0]["steps"] == STEPS // every
+    keeps_a_model = report["settings"]["exchange"] == "server"
+    assert (trained["served"] is not None) == keeps_a_model
     assert f"exchange   {report['settings']['exchange']}, every " in result.err
     # With 4 workers, a broadcast sends twice the bytes of an exchange with owners.
     assert trained["ratio"] > (2 if way == "broadcast" else 4)
@@ -233,7 +235,8 @@ IN_ONE_PROCESS = {
         replace(UPDATES, every=2, gate="bfloat16", outer="nesterov", fragments=2),
         GATED_CODEC,
     ),
-    "plain": (HERE, "ddp"),
+    "plain": (replace(HERE, rules=(Rule("fc*", "int8"),)), "ddp"),
+    "rules": (replace(HERE, rules=(Rule("fc*", "onebit:bucket=8"),)), "int8"),
 }
 
 
@@ -250,12 +253,13 @@ def train_rank(settings: TrainSettings) -> list[list[float]]:
         strategies.serve(lenet(), codec, settings)
         return []
     strategy = strategies.choose(lenet(), codec, settings, group)
+    strategy.loss_scale = settings.loss_scale
     draws = torch.Generator().manual_seed(3)
     for _ in range(4):
         images = torch.randn(12, 1, 28, 28, generator=draws)
         labels = torch.randint(10, (12,), generator=draws)
         for parameters in strategy.optimizer.param_groups:
-            parameters["lr"] = 0.01
+            parameters["lr"] = 0.01 / settings.loss_scale
         strategy.take_step(images.chunk(workers)[rank], labels.chunk(workers)[rank])
     strategy.finish()
     weights = [weight.flatten().tolist() for weight in strategy.weights()]
@@ -272,6 +276,17 @@ def test_one_process_trains_as_ranks_do(name: str, cluster: Cluster) -> None:
     here = loopback.run(settings.ranks, lambda rank: train_rank(settings))
     assert here == cluster.run(settings.ranks, train_rank, settings)
     assert here[0] == here[1] != [weight.flatten().tolist() for weight in lenet().parameters()]
+
+
+def test_a_scale_of_the_loss_is_taken_back_by_the_step() -> None:
+    """A power of two changes no bit of the model, but the gradients that a codec sees."""
+
+    def trained(scale: float, codec: str) -> list[list[float]]:
+        chosen = replace(AVERAGES, clip=0.0, loss_scale=scale, weight_decay=0.25)
+        return loopback.run(3, lambda rank: train_rank(chosen.of_run(Run(codec, 3)).of_ranks()))[0]
+
+    assert trained(32.0, "raw") == trained(1.0, "raw")
+    assert trained(32.0, "inceptionn:bound=6") != trained(1.0, "inceptionn:bound=6")
 
 
 def take_rank_0s_place(folder: str) -> str:

@@ -280,6 +280,20 @@ def test_other_schedules() -> None:
     assert (root[0], root[75], root[100]) == pytest.approx((0.4, 0.2, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        ({"optimizer": "adamw", "loss_scale": 2.0}, "--loss-scale"),
+        ({"clip": 1.0, "loss_scale": 2.0}, "--loss-scale"),
+        ({"model": "gpt", "data": "text", "augment": "none"}, "--augment"),
+    ],
+)
+def test_settings_that_do_not_fit_the_recipe(change: dict[str, Any], option: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        checks.check(replace(TrainSettings(), **change))
+    assert error.value.option == option
+
+
 def test_the_rate_of_adam_does_not_grow_with_the_workers() -> None:
     assert rates(optimizer="adamw")[0] == pytest.approx(0.1)
 

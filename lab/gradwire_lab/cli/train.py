@@ -32,7 +32,7 @@ _PANELS = {
     ),
     "Recipe": (
         *("batch", "optimizer", "learning_rate", "momentum", "schedule", "warmup"),
-        *("weight_decay", "clip", "dropout", "ema"),
+        *("weight_decay", "clip", "dropout", "augment", "loss_scale", "ema"),
     ),
     "Network and exchange": (
         *("workers", "bandwidth", "latency"),

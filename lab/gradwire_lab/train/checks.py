@@ -10,7 +10,7 @@ from gradwire._core import Layout, is_goal
 from gradwire.errors import keeps_residual
 from gradwire.local_schedule import EVERY_STEP, GATED_CODEC, Schedule
 from gradwire_lab.train import rivals
-from gradwire_lab.train.recipes import MODELS
+from gradwire_lab.train.recipes import IMAGES, MODELS
 from gradwire_lab.train.rivals import PLAIN_DDP, RIVALS, is_rival
 from gradwire_lab.train.settings import (
     CHOOSING,
@@ -63,7 +63,10 @@ def _of_values(settings: TrainSettings) -> _Problems:
     if not 0.0 < settings.learning_rate <= 100.0:
         yield "learning_rate", f"{settings.learning_rate} is not valid; valid are (0, 100]"
     if settings.optimizer != "sgd":
-        yield from _given(settings, "goes only with --optimizer sgd", "momentum")
+        yield from _given(settings, "goes only with --optimizer sgd", "momentum", "loss_scale")
+    elif settings.clip > 0.0:
+        goes = "does not go with --clip, which takes the gradient of the loss itself"
+        yield from _given(settings, goes, "loss_scale")
 
 
 def _of_model(settings: TrainSettings) -> _Problems:
@@ -80,6 +83,8 @@ def _of_model(settings: TrainSettings) -> _Problems:
         yield "optimizer", f"muon steps the matrices of gpt's blocks, and {model} has none"
     if settings.dropout > 0.0 and model.startswith("resnet"):
         yield "dropout", f"{model} has no dropout"
+    if settings.data not in IMAGES:
+        yield from _given(settings, f"{settings.data} is not made of images", "augment")
 
 
 def _of_exchange(settings: TrainSettings) -> _Problems:
@@ -124,7 +129,6 @@ def _of_exchange(settings: TrainSettings) -> _Problems:
         goes = f"goes only with --exchange {', '.join(LOCAL)}"
         yield from _given(settings, goes, "clip", "compress")
     if settings.in_one_process:
-        yield from _given(settings, f"does not go with --exchange {ONE_PROCESS}", "rules")
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
                 goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"

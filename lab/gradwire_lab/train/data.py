@@ -44,13 +44,15 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Images:
-    """mean, std: float32 (channels,), of the training images scaled to 0..1."""
+    """mean, std: float32 (channels,), of the training images scaled to 0..1. augments: whether
+    those of a batch are cropped and flipped."""
 
     name: str
     train: ImageSet
     test: ImageSet
     mean: Floats
     std: Floats
+    augments: bool = True
 
     metric = ACCURACY
 
@@ -202,7 +204,7 @@ class Batches:
             raise TrainError(
                 f"{world} workers x {batch} images do not fit in the {count} images of {data.name}"
             )
-        pad = CROP_PADDING[data.name]
+        pad = CROP_PADDING[data.name] if data.augments else 0
         self._data = data
         self._padded = np.pad(data.train.images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         self._batch, self._world, self._rank, self._seed = batch, world, rank, seed
@@ -220,8 +222,11 @@ class Batches:
         return self._order[start : start + self._batch]
 
     def at(self, step: int) -> tuple[Floats, Labels]:
-        """Images float32 (batch, channels, side, side), augmented and normalised; labels."""
+        """Images float32 (batch, channels, side, side), normalised and, where the data set says
+        so, augmented; labels."""
         chosen = self.indices(step)
+        if not self._data.augments:
+            return self._data.normalise(self._padded[chosen]), self._data.train.labels[chosen]
         rng = np.random.default_rng([self._seed, step, self._rank, 1])
         images = crop_and_flip(self._padded, chosen, self._data.shape[1], rng)
         return self._data.normalise(images), self._data.train.labels[chosen]

@@ -17,6 +17,8 @@ def optimizer(chosen: TrainSettings) -> str:
     ]
     for setting, value in (("clip", chosen.clip), ("dropout", chosen.dropout), ("ema", chosen.ema)):
         parts += [f"{setting} {value:g}"] if value else []
+    parts += ["no augmentation"] if chosen.augment == "none" else []
+    parts += [f"loss scale {chosen.loss_scale:g}"] if chosen.loss_scale != 1 else []
     return ", ".join(parts)
 
 

@@ -14,6 +14,7 @@ import os
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from gradwire.torch import loopback
 from gradwire.torch.optimizers.fragment import deal_layers
 from gradwire_lab.train import devices, models, strategies
 from gradwire_lab.train.barrier import Barrier, BarrierOfSurvivors
-from gradwire_lab.train.data import Batches, Data
+from gradwire_lab.train.data import Batches, Data, Images
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.network import Bytes, read_interface_bytes
 from gradwire_lab.train.recipes import ACCURACY
@@ -94,6 +95,8 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
+        if isinstance(data, Images):
+            data = replace(data, augments=settings.augment == "crop-flip")
         self.settings, self._data, self._rank = settings, data, rank
         self._interface, self._device = interface, device
         self._threads = settings.threads if settings.in_one_process else 1
@@ -169,6 +172,7 @@ class Trainer:
             record.seconds = time.perf_counter() - start
             return record
         strategy = choose(model, codec, settings, group)
+        strategy.loss_scale = settings.loss_scale
         try:
             meeting = Barrier(group)
             if self.store is not None and settings.can_lose_workers(run):
@@ -251,6 +255,9 @@ class Trainer:
         strategy.close()
         if differs_until_close:
             record.parameters_digest = parameters_digest(model)
+        is_whole = not record.failed and record.diverged is None
+        if strategy.takes_over_servers_model and is_whole and self._rank == 0 and average is None:
+            record.served = self._value(model, self._data.test_batches(), self._cpus)
 
     def _batches(self, settings: TrainSettings) -> Batches | Windows:
         return self._data.batches(settings.batch, settings.workers, self._rank, settings.seed)

@@ -43,7 +43,8 @@ class RankRecord(FromJson):
     interface of its own. parameters_digest: SHA-256 of all parameters after the last step. device:
     the text of devices.describe; empty on a server. diverged: the first step with a loss that is
     not finite, on any rank; the run ended soon after it. failed: why the run could not go on;
-    empty: it could.
+    empty: it could. served: the metric of the servers' own model at the end, which rank 0 measured
+    with the buffers of its own; None where no server has one, or rank 0 averages weights.
     """
 
     codec: str
@@ -60,6 +61,7 @@ class RankRecord(FromJson):
     seed: int = 0
     diverged: int | None = None
     failed: str = ""
+    served: float | None = None
     step_ends: list[float | None] = field(default_factory=list)
     wire_seconds: list[float | None] = field(default_factory=list)
     own_seconds: list[float | None] = field(default_factory=list)

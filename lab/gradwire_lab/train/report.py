@@ -56,7 +56,9 @@ class Conditions:
 class RunResult(FromJson):
     """One run. Bytes are the mean of all workers, None if nothing was sent (one
     worker). Lists over steps are means of all workers. final: the metric at the end;
-    None: the run diverged, in the step `diverged`, or could not go on, for the reason `failed`."""
+    None: the run diverged, in the step `diverged`, or could not go on, for the reason `failed`.
+    served: the metric of the servers' own model at the end, from which a worker's differs where
+    pulls are compressed; None: no server has one, or nobody measured it."""
 
     codec: str
     seed: int
@@ -80,6 +82,7 @@ class RunResult(FromJson):
     hook_of_rank: list[dict[str, Any] | None]  # the servers come last
     device_of_worker: list[str]
     failed: str = ""
+    served: float | None = None
     lost_workers: list[str] = field(default_factory=list)  # without which it went on, and why
     # Of each step; empty where nobody measured it, and in older files. The end is what the training
     # clock shows, in `seconds`; the others are measured, whatever the links.
@@ -288,6 +291,7 @@ def result_of(
         hook_of_rank=[record.hook for record in ranks],
         device_of_worker=[record.device for record in workers],
         failed=first.failed,
+        served=first.served,
         lost_workers=list(lost),
         step_ends=[round(end * seconds / measured, _PLACES) for end in means("step_ends")],
         wire_seconds=[round(mean, _PLACES) for mean in means("wire_seconds")],

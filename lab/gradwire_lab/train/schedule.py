@@ -11,9 +11,11 @@ _POWER = 0.5  # TernGrad, section 4
 
 
 def first_rate(settings: TrainSettings) -> float:
-    """The highest rate. With SGD it grows with the number of workers, as in 3LC. Adam's steps do
-    not depend on the size of a gradient, and so not on the batch."""
-    return settings.learning_rate * (settings.workers if settings.optimizer == "sgd" else 1)
+    """The highest rate. With SGD it grows with the number of workers, as in 3LC, and falls with
+    the scale of the loss. Adam's steps do not depend on the size of a gradient, and so not on the
+    batch."""
+    factor = settings.workers / settings.loss_scale if settings.optimizer == "sgd" else 1
+    return settings.learning_rate * factor
 
 
 def last_share(settings: TrainSettings) -> float:

@@ -74,6 +74,7 @@ _HELP = {
     "init": "A .safetensors file of the model, in float32, with which every run begins.",
     "data": f"{', '.join(DATA)}; default: what fits the model.",
     "data_dir": "Folder of the data; needed for cifar10.",
+    "augment": "Images of the training: cropped at random and mirrored, or as they are.",
     "steps": "Steps with each codec.",
     "batch": "Images of a worker in a step (32), or sequences of text (8).",
     "optimizer": "sgd, adam, adamw, or muon for the matrices inside gpt's blocks and adamw for the "
@@ -91,6 +92,9 @@ _HELP = {
     "schedule": "cosine, poly, constant",
     "clip": "Largest norm of the average gradient, which is estimated where updates are exchanged "
     "between processes. 0: no clipping. Default 1 for text.",
+    "loss_scale": "The loss is multiplied by it before its gradient is computed, and the step of "
+    "sgd divided by it: codecs with an absolute bound err less. 32: with batches of 32, the "
+    "gradient of the sum of their losses.",
     "ema": "Evaluate the exponential moving average of the weights with this decay. 0: none.",
     "seed": "Seed of weights and batches.",
     "seeds": "Runs of each codec, with the seeds --seed, --seed + 1, ...",
@@ -172,6 +176,7 @@ class TrainSettings(FromJson):
     init: Annotated[Path | None, Option(metavar="FILE")] = None
     data: Annotated[str, Option()] = DATA[0]
     data_dir: Annotated[Path | None, Option()] = None
+    augment: Annotated[Literal["crop-flip", "none"], Option(metavar="crop-flip|none")] = "crop-flip"
     steps: Annotated[int, Option(min=1, max=10**7)] = 400
     batch: Annotated[int, Option(min=1, max=10**5)] = 32
     optimizer: Annotated[Literal["sgd", "adam", "adamw", "muon"], Option()] = "sgd"
@@ -184,6 +189,7 @@ class TrainSettings(FromJson):
     warmup: Annotated[int, Option(min=0)] = 0
     schedule: Annotated[Literal["cosine", "poly", "constant"], Option()] = "cosine"
     clip: Annotated[float, Option(min=0, max=1e6)] = 0.0
+    loss_scale: Annotated[float, Option(min=2**-16, max=2**16)] = 1.0
     ema: Annotated[float, Option(min=0, max=0.99999)] = 0.0
     seed: Annotated[int, Option(min=0, max=2**32 - 1)] = 0
     seeds: Annotated[int, Option(min=1, max=100)] = 1
@@ -266,7 +272,7 @@ class TrainSettings(FromJson):
         (codec,), pulls = self.codecs, IN_ONE_PROCESS[self.exchange]
         served = replace(self, exchange=f"{SERVER}:pulls={pulls}")
         if codec == PLAIN_DDP:
-            return replace(served, codecs=(RAW,), every=1, compress="gradients")
+            return replace(served, codecs=(RAW,), rules=(), every=1, compress="gradients")
         if self.compress == "updates":
             return replace(self, exchange=SHARDED)
         if any(map(is_goal, both_ways(codec))):

@@ -58,9 +58,12 @@ class _Served(Strategy):
 
     optimizer: ServerOptimizer
 
-    def __init__(self, model: nn.Module, optimizer: ServerOptimizer, every: int) -> None:
-        super().__init__(model, optimizer, every=every)
+    def __init__(
+        self, model: nn.Module, optimizer: ServerOptimizer, settings: TrainSettings
+    ) -> None:
+        super().__init__(model, optimizer, every=settings.every)
         optimizer.connect()
+        self.takes_over_servers_model = SERVED[settings.exchange] == "updates"
         self._before = StepCosts(0, 0, 0.0, 0.0)
 
     def steps_done(self, step: int) -> int:
@@ -94,7 +97,7 @@ def choose(
         return TorchDdp(model, local, rivals.parse(codec), workers, clip)
     coding = _coding(codec, settings)
     if settings.has_servers:
-        return _Served(model, _server_optimizer(model, codec, settings), settings.every)
+        return _Served(model, _server_optimizer(model, codec, settings), settings)
     if settings.exchange == SHARDED_OPTIMIZER:
         sharded = ShardedOptimizer(local, model, **grouped(coding))
         return Strategy(model, sharded, sharded, every=settings.every)
@@ -173,7 +176,7 @@ def _named(settings: TrainSettings, *names: str) -> dict[str, Any]:
 def local_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """AdamW leaves vectors undecayed, as is usual for biases and normalisation. Muon steps the
     matrices inside the blocks, at rates of the same size, and AdamW the rest."""
-    rate, decay = settings.learning_rate, settings.weight_decay
+    rate, decay = settings.learning_rate, settings.weight_decay * settings.loss_scale
     parameters = list(model.parameters())
     if settings.optimizer == "muon":
         hidden = [

@@ -33,7 +33,12 @@ class Strategy:
     source: the part of gradwire that exchanges and keeps the statistics, if there is one. forward:
     called in the model's place, such as DDP around it. clip: largest norm of the gradient before
     the optimizer's step; 0: any. every: steps whose gradients are summed before the optimizer's.
+    takes_over_servers_model: whether `close` gives the model the values that servers keep.
+    loss_scale: by which the loss is multiplied for the gradient.
     """
+
+    takes_over_servers_model = False
+    loss_scale = 1.0
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Strategy:
         if self._steps % self._every == 0:
             self.optimizer.zero_grad()
         loss = functional.cross_entropy(self._forward(inputs), targets)
-        loss.backward()
+        (loss * self.loss_scale).backward()
         self._steps += 1
         if self._steps % self._every:
             return loss.detach()
