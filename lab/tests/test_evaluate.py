@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import gradwire
 from cli_runner import run as run_command
 from gradwire_lab.cli.evaluate import _EVALUATIONS
-from gradwire_lab.evaluate import page, runner
+from gradwire_lab.evaluate import page, quotes, runner, sz
 from gradwire_lab.evaluate.arms import Arm, Setup, arm
 from gradwire_lab.evaluate.found import Found, Observed
 from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
@@ -39,6 +41,7 @@ SEEN: dict[str, Any] = {
     "density": [[0.5], [0.25]],
     "error": [[0.5], [0.1]],
     "bits": [[8.0], [8.0]],
+    "seconds": [[0.01], [0.02]],
     "class_shares": [[{"0": 0.75, "8": 0.25, "16": 0.0, "32": 0.0}]] * 2,
 }
 OBSERVED = Observed(
@@ -301,15 +304,42 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
     stored(tmp_path / "runs", ArmRun(arm("gpt", "raw"), 0))
     (tmp_path / "qsgd").mkdir()
-    (tmp_path / "qsgd" / page.FINDINGS).write_text("- Four bits are enough.\n")
+    quoting = "- Four bits end at {Table 1 and figure 3: lstm; 32 bit; held-out loss}.\n"
+    (tmp_path / "qsgd" / page.FINDINGS).write_text(quoting)
+    (tmp_path / "qsgd" / page.REFEREE).write_text("The models are small.\n")
     run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
-    before, text = (
-        (tmp_path / "qsgd.md")
-        .read_text()
-        .split("## What agrees with the paper, and what does not\n\n- Four bits are enough.\n\n")
+    text = (tmp_path / "qsgd.md").read_text()
+    head = "## What agrees with the paper, and what does not"
+    assert f"No run is there yet.\n\n{head}\n\n- Four bits end at not run.\n\n## Table 1" in text
+    assert "## What a referee would still say\n\nThe models are small.\n\n```" in text
+
+
+def test_a_quote_is_a_cell_of_a_table() -> None:
+    tables = {
+        "Table 1: all": "| a | b | c |\n| --- | ---: | ---: |\n| x y | 1 ± 2 |  |\n\n"
+        "| a | c | b |\n| --- | ---: | ---: |\n| z | 3 | 4 |",
+        "Table 2": "",
+    }
+    text = (
+        "- **One**: {Table 1; x y; b}, and\n  {Table 1: all; z;\n  b} in {Table 2; x; y}.\n\n"
+        "| t |\nend"
     )
-    assert before.endswith("No run is there yet.\n\n")
-    assert text.startswith("## Table 1")
+    filled = "- **One**: 1 ± 2, and 4 in\n  not run.\n\n| t |\nend"
+    assert quotes.fill(text, tables, 28) == filled
+    for wrong in ("{Table; x y; b}", "{Table 1; w; b}", "{Table 1; z; d}", "{Figure; z; d}"):
+        with pytest.raises(ValueError, match=r"called|no table has a row"):
+            quotes.fill(wrong, tables, 100)
+
+
+def test_several_seeds_have_an_interval() -> None:
+    runs = {seed: made(ArmRun(MLP, seed), value=value) for seed, value in ((0, 0.5), (1, 0.51))}
+    results = {seed: RunResult.read(document["results"][0]) for seed, document in runs.items()}
+    other = arm("mlp", "int8")
+    found = Found(
+        {MLP: results, other: results}, {one: MLP.settings(0, TINY) for one in (MLP, other)}
+    )
+    assert found.text(MLP) == "50.50% ± 6.36", "12.71 times 0.5 points"
+    assert found.difference(other, MLP) == "+0.00 ± 0.00"
 
 
 def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:
@@ -408,6 +438,22 @@ def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     assert run["push_payload_bits"] == 4.0
     document = json.loads(store.path(ArmRun(one, 0)).read_text())
     assert document["result"]["hook_of_rank"] == [], "lines are short"
+
+
+def test_sz3_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pysz", None)
+    with pytest.raises(TrainError, match=r"pysz not installed.*\./lab\[evaluate\]"):
+        sz.encode(np.zeros(8, np.float32), 10)
+
+
+def test_sz3_keeps_its_bound() -> None:
+    pytest.importorskip("pysz")
+    values = np.random.default_rng(0).normal(0, 0.01, 5000).astype(np.float32)
+    data = sz.encode(values, bound := sz.bound_of("sz3:bound=10") or 0)
+    decoded = sz.decode(data, values.size)
+    assert 0 < np.abs(values - decoded).max() <= 2.0**-bound
+    assert len(data) < values.nbytes / 4
+    assert sz.bound_of("inceptionn:bound=10") is None
 
 
 def test_gradients_are_observed(tmp_path: Path) -> None:

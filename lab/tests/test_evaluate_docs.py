@@ -10,7 +10,7 @@ import pytest
 
 from gradwire_lab.cli.evaluate import _EVALUATIONS
 from gradwire_lab.evaluate import page, runner
-from gradwire_lab.evaluate.arms import Setup, arm
+from gradwire_lab.evaluate.arms import Setup
 from gradwire_lab.evaluate.evaluation import Experiment
 from gradwire_lab.evaluate.found import Found
 from gradwire_lab.evaluate.store import Store
@@ -31,36 +31,16 @@ def test_the_page_is_made_of_the_runs(
     evaluation = _EVALUATIONS[name]
     found, documents, unusable = runner.read(evaluation.arms(), Store(PAGES / "runs", Setup()))
     assert unusable == []
-    if (findings := PAGES / name / page.FINDINGS).exists():
-        (tmp_path / name).mkdir()
-        shutil.copy(findings, tmp_path / name)
+    (tmp_path / name).mkdir()
+    for text in (page.FINDINGS, page.REFEREE):
+        if (PAGES / name / text).exists():
+            shutil.copy(PAGES / name / text, tmp_path / name)
     made, command = (
         tmp_path / f"{name}.md",
         f"gradwire evaluate {name} --out docs/results/evaluation",
     )
     page.write(evaluation, found, page.describe_machines(documents), command, made)
     assert made.read_text() == (PAGES / made.name).read_text()
-
-
-def test_the_table_of_the_other_papers_codecs_quotes_the_runs() -> None:
-    arms = [
-        one
-        for evaluation in _EVALUATIONS.values()
-        for one in evaluation.arms()
-        if not (one.timed or one.observed)
-    ]
-    found, _, _ = runner.read(arms, Store(PAGES / "runs", Setup()))
-    page = (DOCS / "results" / "trainings.md").read_text()
-    _, _, text = page.partition("## What the other papers' codecs")
-    tasks, compared = ("resnet8", "mlp", "lenet"), 0
-    for codec, row in re.findall(r"^\| `([^`]+)` \|(.*)\|$", text.partition("\n## ")[0], re.M):
-        for task, cell in zip(tasks, map(str.strip, row.split("|")), strict=True):
-            if re.fullmatch(r"[+-]\d+\.\d\d", cell):
-                own = [one for one in arms if (one.task, one.codec) == (task, codec)]
-                base = arm(task, "raw", seeds=3)
-                assert cell in [found.difference(one, base) for one in own], (codec, task)
-                compared += 1
-    assert compared >= 14
 
 
 def test_the_results_quote_the_page() -> None:
@@ -70,7 +50,9 @@ def test_the_results_quote_the_page() -> None:
     rows = re.findall(r"^\| (\w\S*), (\w+), .*, `(\w+)`: \w+ \|(.*)\|$", short, re.M)
     assert len(rows) == 5
     ((bits_of_hook, hook),) = re.findall(
-        r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| ([\d., ]+) \| (\S+)% \(", page_text, re.M
+        r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| ([\d., ]+) \| (\S+)% ±",
+        page_text,
+        re.M,
     )
     mean = sum(map(float, bits_of_hook.split(", "))) / 2
     assert f"With the hook LeNet ends with {hook} % (3), at {mean:.2f} bits" in short
@@ -81,9 +63,9 @@ def test_the_results_quote_the_page() -> None:
         if "as the resnet" in above:
             _, _, above = page_text.lower().partition("## resnet-8 with sgd")
         assert f"`{way.lower()}`" in above.partition("here: ")[0], model
-        (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 32, 32 \| (\S+) \(", table, re.M)
+        (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 32, 32 \| (\S+) ±", table, re.M)
         ((pushed, pulled, coded),) = re.findall(
-            r"^\| `3lc:s=1.00,coder=rice` \| (\S+), (\S+) \| (\S+) \(", table, re.M
+            r"^\| `3lc:s=1.00,coder=rice` \| (\S+), (\S+) \| (\S+) ±", table, re.M
         )
         *accuracies, bits = (cell.strip() for cell in cells.split("|"))
         assert [a.replace(" ", "") for a in accuracies] == [f"{base}(3)", f"{coded}(3)"], model

@@ -24,10 +24,11 @@ class Observed:
 
     steps: those that were looked at. tensors: names and numel of those that are compressed. codecs:
     for each codec, lists over steps of lists over tensors: density (share of the values that do not
-    decode to 0), error (squared, relative to the squared norm), bits of a value, and class_shares
-    where the codec has classes. histograms: for the largest tensor of each number of dimensions, at
-    the middle step: edges in standard deviations, and shares of the values: of the gradient,
-    clipped, decoded (first codec), and of the average of all workers' decoded values.
+    decode to 0), error (squared, relative to the squared norm), bits of a value, seconds of a core
+    for encoding and decoding (not in older lines), and class_shares where the codec has classes.
+    histograms: for the largest tensor of each number of dimensions, at the middle step: edges in
+    standard deviations, and shares of the values: of the gradient, clipped, decoded (first codec),
+    and of the average of all workers' decoded values.
     """
 
     steps: list[int]
@@ -63,17 +64,23 @@ class Found:
         return [self.metric(arm).scale * final for final in self.finals(arm)]
 
     def text(self, arm: Arm) -> str:
-        """The metric at the end, and in brackets the lowest and the highest run. STOPPED: a run
-        could not go on, such as one of `auto` whose budget can't be kept."""
+        """The metric at the end. STOPPED: a run could not go on, such as one of `auto` whose budget
+        can't be kept."""
         runs, finals = self.runs(arm), self.finals(arm)
         if not runs:
             return MISSING
         if len(finals) < len(runs):
             why = STOPPED if any(run.failed for run in runs) else DIVERGED
             return f"{len(runs) - len(finals)} of {len(runs)} {why}" if len(runs) > 1 else why
-        text = self.metric(arm).text
-        spread = f" ({text(min(finals))} to {text(max(finals))})" if len(finals) > 1 else ""
-        return text(fmean(finals)) + spread
+        metric = self.metric(arm)
+        return metric.text(fmean(finals)) + self._half(finals, metric)
+
+    @staticmethod
+    def _half(values: Sequence[float], metric: Metric) -> str:
+        """Half of the interval, in the unit of plots; empty for a single value."""
+        if len(values) < 2:
+            return ""
+        return f" ± {metric.scale * interval(values)[1]:.{_digits(metric)}f}"
 
     def difference(self, arm: Arm, base: Arm) -> str:
         """To the base, the mean over the seeds that both have: in points, or in nats."""
@@ -85,9 +92,9 @@ class Found:
         known = [(own, other) for own, other in pairs if own is not None and other is not None]
         if not known or arm == base:
             return ""
-        metric = self.metric(arm)
-        digits = 2 if metric.scale == 100.0 else 4
-        return f"{metric.scale * fmean(own - other for own, other in known):+.{digits}f}"
+        metric, differences = self.metric(arm), [own - other for own, other in known]
+        mean = metric.scale * fmean(differences)
+        return f"{mean:+.{_digits(metric)}f}" + self._half(differences, metric)
 
     def bits(self, arm: Arm) -> str:
         """Bits of a value of the compressed tensors, pushed and pulled."""
@@ -103,6 +110,28 @@ class Found:
         bits = self.series(arm, "").bits
         return f"{32 / bits:.3g}x" if bits else ""
 
+    def ratio_of_all(self, arm: Arm) -> str:
+        """The same of everything that is sent: with headers and the tensors that go raw."""
+        bits = self._bits_of_all(arm)
+        return f"{32 / fmean(bits):.3g}x" if bits else MISSING
+
+    def bits_of_all(self, arm: Arm) -> str:
+        return ", ".join(map(_short, self._bits_of_all(arm)))
+
+    def _bits_of_all(self, arm: Arm) -> list[float]:
+        runs = self.runs(arm)
+        legs = (
+            mean_of(runs, lambda run: run.push_bits_per_value),
+            mean_of(runs, lambda run: run.pull_bits_per_value),
+        )
+        return [mean for mean in legs if mean is not None]
+
+    def served(self, arm: Arm) -> str:
+        """The metric of the servers' own model at the end; empty where nobody measured it."""
+        values = [run.served for run in self.runs(arm) if run.served is not None]
+        metric = self.metric(arm)
+        return metric.text(fmean(values)) + self._half(values, metric) if values else ""
+
     def seconds_a_step(self, arm: Arm) -> float | None:
         """The mean over the runs, measured while they trained; None without runs."""
         seconds = self.seconds_of_runs(arm)
@@ -116,10 +145,20 @@ class Found:
         own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)
         if not own or not other:
             return MISSING
-        text = f"{fmean(other) / fmean(own):.3g}"
-        if arm == base or len(own) + len(other) == 2:
-            return text
-        return f"{text} ({min(other) / max(own):.3g} to {max(other) / min(own):.3g})"
+        ratios = [before / after for before, after in zip(other, own, strict=False)]
+        return f"{fmean(ratios):.3g}" if arm == base else with_interval(ratios)
+
+
+def _digits(metric: Metric) -> int:
+    return 2 if metric.scale == 100.0 else 4
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """The mean, and half of the 95 % interval where there are several values."""
+    if len(values) < 2:
+        return f"{fmean(values):.3g}"
+    mean, half = interval(values)
+    return f"{mean:.3g} ± {half:.2g}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -106,7 +106,9 @@ def _table(found: Found, arms: dict[str, Arm]) -> str:
     coded = {re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label): one for label, one in arms.items()}
     base, *others = coded
     others.sort(key=lambda label: -(found.series(coded[label], "").bits or 0.0))
-    return accuracy_table(found, {label: coded[label] for label in (base, *others)})
+    ordered = {label: coded[label] for label in (base, *others)}
+    sent = {label: [found.bits_of_all(one)] for label, one in ordered.items()}
+    return accuracy_table(found, ordered, ["bits, all"], sent)
 
 
 def _chart(found: Found, arms: dict[str, Arm]) -> Task:
@@ -119,11 +121,12 @@ EVALUATION = Evaluation(
     "frontier",
     "Bits and accuracy: codecs on five tasks",
     "What each codec sends, and what the training ends with. Bits are of a value of the compressed "
-    "tensors, pushed and pulled, without headers. Left out: `bf16` and `fp16` (16 bits), "
-    "`truncate` (8 to 16), `topk2bit`, and `qgd`, which is for gradient descent. *The hook*: the "
-    "workers pull the average of their gradients, as with DDP's communication hook, and not the "
-    "change of the model. In the pictures, a codec that ends far worse than most stands on the "
-    "dotted line, with its number.",
+    "tensors, pushed and pulled, without headers; *all* counts headers, tensors that go raw and "
+    "the four numbers a tensor that `LocalSteps` sends, too, which weigh more in small models. "
+    "Left out: `bf16` and `fp16` (16 bits), `truncate` (8 to 16), `topk2bit`, and `qgd`, which is "
+    "for gradient descent. *The hook*: the workers pull the average of their gradients, as with "
+    "DDP's communication hook, and not the change of the model. In the pictures, a codec that ends "
+    "far worse than most stands on the dotted line, with its number.",
     tuple(
         Experiment(
             task.title,

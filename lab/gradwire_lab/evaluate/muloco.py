@@ -7,7 +7,7 @@ from typing import Any
 
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Found, interval, table
+from gradwire_lab.evaluate.found import MISSING, Found, table
 
 _SEEDS = 3
 _STEPS, _EVERY, _WIDTH = 300, 15, 64
@@ -65,17 +65,10 @@ def _table(found: Found) -> str:
         one = arms[label, "adamw"]
         runs = found.runs(one)
         sent = [sum(each or 0.0 for each in (run.push_bytes, run.pull_bytes)) / 1e6 for run in runs]
-        cells = [_mean(found.finals(arms[label, o])) for o in _RATES]
+        cells = [found.text(arms[label, o]) for o in _RATES]
         megabytes = f"{fmean(sent):.3g}" if sent else MISSING
         rows.append([f"{label}", f"`{codec}`", found.bits(one), megabytes, *cells])
     return table(("way", "codec", "bits", "MB", *_NAMES.values()), rows)
-
-
-def _mean(ends: list[float]) -> str:
-    if len(ends) < _SEEDS:
-        return f"{len(ends)} of {_SEEDS} runs"
-    mean, half = interval(ends)
-    return f"{mean:.4f} ± {half:.4f}"
 
 
 EVALUATION = Evaluation(
@@ -88,11 +81,10 @@ EVALUATION = Evaluation(
     (
         Experiment(
             "Muon and AdamW at equal bytes",
-            "Means of three seeds with 95 % intervals of the mean (Student's t); bits of a value, "
-            "pushed and pulled; MB that a worker pushed and pulled in all. The paper (abstract): "
-            "with error feedback, Muon's changes can be sent in 2 bits with next to no loss, and "
-            "MuLoCo ends better than DiLoCo with AdamW. The model is small (width 64) and its "
-            "training far from its end.",
+            "Means of three seeds; bits of a value, pushed and pulled; MB that a worker pushed and "
+            "pulled in all. The paper (abstract): with error feedback, Muon's changes can be sent "
+            "in 2 bits with next to no loss, and MuLoCo ends better than DiLoCo with AdamW. The "
+            "model is small (width 64) and its training far from its end.",
             tuple(_arms().values()),
             _table,
         ),

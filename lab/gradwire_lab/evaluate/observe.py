@@ -1,12 +1,14 @@
 """Trainings whose gradients are looked at: what codecs make of them, and how they are distributed.
 
 At some steps every tensor that is compressed is encoded with each observed codec, as worker 0 would
-push it, without a residual. The training itself goes on with its own codec.
+push it, without a residual, and the seconds of a core are counted that encoding and decoding take.
+The training itself goes on with its own codec.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import gradwire
+from gradwire_lab.evaluate import sz
 from gradwire_lab.evaluate.found import Observed
 from gradwire_lab.train import data, models, strategies
 from gradwire_lab.train.loop import Trainer
@@ -115,20 +118,27 @@ def flat_gradient(parameter: nn.Parameter) -> Values:
 
 
 def _decoded(codec: str, values: Values, step: int, worker: int = 0) -> tuple[bytes, Values]:
+    if (bound := sz.bound_of(codec)) is not None:
+        data = sz.encode(values, bound)
+        return data, sz.decode(data, values.size)
     compressor = gradwire.Compressor(codec, values.size, seed=step, stream=worker)
     frame = compressor.encode(values, step)
     return frame, gradwire.decode(frame)
 
 
 def _try(codec: str, values: Values, step: int) -> dict[str, Any]:
+    began = time.thread_time()
     frame, decoded = _decoded(codec, values, step)
-    described = gradwire.inspect(frame)
+    seconds = time.thread_time() - began
+    is_sz = sz.bound_of(codec) is not None
+    described: dict[str, Any] = {"payload_bytes": len(frame)} if is_sz else gradwire.inspect(frame)
     square = float(np.square(values, dtype=np.float64).sum())
     error = float(np.square(values - decoded, dtype=np.float64).sum())
     tried: dict[str, Any] = {
         "density": _short(np.count_nonzero(decoded) / values.size),
         "error": _short(error / square if square else 0.0),
         "bits": _short(8 * described["payload_bytes"] / values.size),
+        "seconds": _short(seconds),
     }
     if (shares := described.get("class_shares")) is not None:
         tried["class_shares"] = {name: _short(share) for name, share in shares.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +13,18 @@ from gradwire.files import write_text
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
 from gradwire_lab.evaluate.found import DIVERGED, STOPPED, Found
 from gradwire_lab.evaluate.pictures import draw
+from gradwire_lab.evaluate.quotes import fill
 from gradwire_lab.evaluate.store import Line
 from gradwire_lab.train import plots
 from gradwire_lab.train.settings import TrainSettings
 
-FINDINGS = "findings.md"
+# Texts that people write, in the folder of a page, and the sections that they become. They quote
+# the tables (quotes.py).
+FINDINGS, REFEREE = "findings.md", "referee.md"
+_HEADS = {
+    FINDINGS: "What agrees with the paper, and what does not",
+    REFEREE: "What a referee would still say",
+}
 _COLUMNS = 100
 _DIRTY = "*dirty*: with changes that were not committed. "
 # What stands in place of a result.
@@ -31,13 +38,11 @@ def write(
     evaluation: Evaluation, found: Found, machines: str, command: str, path: Path
 ) -> list[Path]:
     """Writes the page and its pictures, into a folder beside it; returns their paths. If that
-    folder has a text FINDINGS, written by people, it is a section of the page."""
-    folder = path.parent
-    written, parts = [], [f"# {evaluation.title}", _filled(evaluation.about), _filled(machines)]
-    findings = path.with_suffix("") / FINDINGS
-    if findings.exists():
-        text = findings.read_text(encoding="utf-8").strip()
-        parts += ["## What agrees with the paper, and what does not", text]
+    folder has texts FINDINGS and REFEREE, written by people, they are the first and the last
+    section of the page. Raises ValueError for a quote of a cell that is not there."""
+    folder, written = path.parent, []
+    parts: list[str] = []
+    made = dict.fromkeys((experiment.title for experiment in evaluation.experiments), "")
     for experiment in evaluation.experiments:
         there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
         wanted = sum(one.seeds for one in experiment.arms)
@@ -48,15 +53,26 @@ def write(
         if not there:
             continue
         if experiment.tables is not None:
-            parts.append(experiment.tables(found))
+            made[experiment.title] = experiment.tables(found)
+            parts.append(made[experiment.title])
         for picture, text in _draw(experiment, found, path):
             written.append(picture)
             parts.append(f"![{text}]({picture.relative_to(folder)})")
     tables = "".join(parts)
     parts += [f"*{word}*: {why}." for word, why in _WORDS.items() if f" {word} |" in tables]
-    parts.append(f"```console\n$ {command}\n```")
+    about = [f"# {evaluation.title}", _filled(evaluation.about), _filled(machines)]
+    first, last = (_own_text(path.with_suffix("") / name, made) for name in (FINDINGS, REFEREE))
+    parts = [*about, *first, *parts, *last, f"```console\n$ {command}\n```"]
     write_text(path, "\n\n".join(part for part in parts if part))
     return [path, *written]
+
+
+def _own_text(path: Path, tables: Mapping[str, str]) -> list[str]:
+    """Head and text of a section that people wrote; nothing where there is no such file."""
+    if not path.exists():
+        return []
+    text = fill(path.read_text(encoding="utf-8").strip(), tables, _COLUMNS)
+    return [f"## {_HEADS[path.name]}", text]
 
 
 def _describe(settings: Sequence[TrainSettings]) -> str:
@@ -87,19 +103,22 @@ def _filled(text: str) -> str:
 
 
 def describe_machines(lines: Iterable[Line]) -> str:
-    """Where the runs were made, and with which commits."""
-    seen = [line.machine for line in lines]
+    """Where the runs were made, with which commits, and how long they took."""
+    listed = list(lines)
+    seen = [line.machine for line in listed]
     if not seen:
         return "No run is there yet."
+    hours = sum(line.result.measured_seconds for line in listed) / 3600
     commits = sorted({_short(machine.gradwire.commit) for machine in seen})
     cpus = sorted({f"{m.cpu}, {m.cores} core{'s' if m.cores > 1 else ''}" for m in seen})
     unsaved = any(commit.endswith("-dirty") for commit in commits)
     torch = sorted({machine.torch for machine in seen})
     return (
-        f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
-        f"{', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of bits has two numbers, of "
-        "pushes and of pulls. Several seeds: the mean, and in brackets the lowest and the highest; "
-        "a difference compares equal seeds."
+        f"Runs made: {len(seen)}, in {hours:.1f} hours, on {'; '.join(cpus)}; gradwire "
+        f"{', '.join(commits)}; PyTorch {', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of "
+        "bits has two numbers, of pushes and of pulls. Several seeds: the mean and its 95 % "
+        "interval (Student's t, which is wide for two seeds); a difference compares equal seeds. "
+        "Bands and bars of the pictures reach from the lowest to the highest seed."
     )
 
 

@@ -1,0 +1,74 @@
+"""The texts that people write beside a page: they quote cells of its tables, so that no number in
+them is older than the runs."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from gradwire_lab.evaluate.found import MISSING
+
+_QUOTE = re.compile(r"\{([^{};]+);([^{};]+);([^{};]+)\}")
+_ITEM = "- "
+
+
+def fill(text: str, tables: Mapping[str, str], columns: int) -> str:
+    """The text with a cell in place of each `{title; row; column}`, in lines of `columns`.
+
+    Args:
+        text: Paragraphs and lists in Markdown, and tables, whose lines stay as they are.
+        tables: By the titles of experiments; "" where none of its runs is there. A quote has a
+            title or its beginning, the first cell of a row, and a head; an empty cell is MISSING.
+        columns: The longest line.
+
+    Raises:
+        ValueError: No table has a cell that the text quotes.
+    """
+
+    def cell(quote: re.Match[str]) -> str:
+        title, row, column = (re.sub(r"\s+", " ", part.strip()) for part in quote.groups())
+        named = [title] if title in tables else [n for n in tables if n.startswith(title)]
+        if len(named) != 1:
+            raise ValueError(f"{len(named)} experiments are called '{title}'")
+        found = tables[named[0]]
+        return _cell(found, row, column) if found else MISSING
+
+    return "\n".join(_wrapped(_QUOTE.sub(cell, text), columns)).strip()
+
+
+def _cell(table: str, row: str, column: str) -> str:
+    lines = [
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    ]
+    place = None
+    for before, cells in zip([[], *lines], [*lines, []], strict=True):
+        if set(cells[:1]) == {"---"}:  # the line below the heads
+            place = before.index(column) if column in before else None
+        elif place is not None and cells[:1] == [row]:
+            return cells[place] or MISSING
+    raise ValueError(f"no table has a row '{row}' and a column '{column}'")
+
+
+def _wrapped(text: str, columns: int) -> Iterable[str]:
+    """Each paragraph and each item of a list in lines of `columns`."""
+    block: list[str] = []
+    for line in [*text.split("\n"), ""]:
+        stands = not line.strip() or line.lstrip().startswith("|")
+        if block and (stands or line.startswith(_ITEM)):
+            indent = "  " if block[0].startswith((_ITEM, "  ")) else ""
+            yield textwrap.fill(
+                " ".join(map(str.strip, block)),
+                columns,
+                initial_indent="" if block[0].startswith(_ITEM) else indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            block = []
+        if stands:
+            yield line
+        else:
+            block.append(line)
