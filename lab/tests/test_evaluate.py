@@ -401,9 +401,26 @@ def test_a_signal_says_that_the_same_command_goes_on(
     assert len(file.read_text().splitlines()) == 1
 
 
+def test_only_the_runs_of_an_experiment_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Arm] = []
+
+    def make(arms: list[Arm], store: Store, console: Console) -> int:
+        trained.extend(arms)
+        return 0
+
+    monkeypatch.setattr(runner, "make", make)
+    options = ("--experiment", "Table 2", "--scale", TINY.scale, "--out", tmp_path)
+    run_command("evaluate", "terngrad", *options)
+    (table_2,) = (e for e in _EVALUATIONS["terngrad"].experiments if e.title.startswith("Table 2"))
+    assert trained == list(table_2.arms)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["qsgd", "--experiment", "table"], "no experiment of qsgd is called 'table'"),
         (["adam"], "valid are frontier, 3lc, terngrad, qsgd, inceptionn"),
         (["--resnet", "vgg"], "valid are resnet8, resnet20"),
         (["--data", "mnist"], "valid are fashion-mnist, cifar10"),

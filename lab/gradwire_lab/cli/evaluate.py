@@ -41,6 +41,9 @@ class EvaluateError(UserError):
 def evaluate(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=_NAMES_HELP)] = None,
     out: Annotated[Path, Option(metavar="DIR", help=_OUT_HELP)] = Path("evaluation"),
+    experiment: Annotated[
+        str, Option(metavar="TITLE", help="Make the runs of experiments whose title begins so.")
+    ] = "",
     draw_only: Annotated[
         bool, Option("--draw-only", help="Write the pages from the runs that are there.")
     ] = False,
@@ -69,7 +72,9 @@ def evaluate(
         if value not in valid:
             raise BadParameter(f"unknown value '{value}'; valid are {', '.join(valid)}")
     store = Store(out / f"runs{setup.suffix}", setup)
-    arms = [one for name in chosen for one in _EVALUATIONS[name].arms()]
+    arms = [one for name in chosen for one in _EVALUATIONS[name].arms(experiment)]
+    if not arms:
+        raise BadParameter(f"no experiment of {', '.join(chosen)} is called '{experiment}'")
     settings = [one.settings(0, setup) for one in arms]  # raises for what does not go together
     _check_places(out, store.folder)
     if draw_only:
@@ -85,7 +90,7 @@ def evaluate(
                 evaluation, path = _EVALUATIONS[name], out / f"{name}{setup.suffix}.md"
                 try:
                     if not draw_only:
-                        failed += runner.make(evaluation.arms(), store, console)
+                        failed += runner.make(evaluation.arms(experiment), store, console)
                 finally:
                     found, lines, unusable = runner.read(evaluation.arms(), store)
                     machines = page.describe_machines(lines)

@@ -34,11 +34,11 @@ class Evaluation:
     about: str
     experiments: tuple[Experiment, ...]
 
-    def arms(self) -> list[Arm]:
+    def arms(self, of: str = "") -> list[Arm]:
         """Each once, in the order of the experiments. Of equal trainings that differ in their
-        number of seeds, the one with most."""
+        number of seeds, the one with most. of: those of experiments whose title begins so."""
         most: dict[Arm, Arm] = {}
         for experiment in self.experiments:
-            for one in experiment.arms:
+            for one in experiment.arms if experiment.title.startswith(of) else ():
                 most[one] = max(most.get(one, one), one, key=lambda equal: equal.seeds)
         return list(most.values())
