@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ _ALL = (
 # changes.
 _FOR_GRADIENTS = ("qsgd:bits=4", "terngrad", "stoch3", "inceptionn:bound=10")
 
+_CHANGES = "uncompressed changes"
 _UPDATES: dict[str, Any] = {"compress": "updates"}  # of the workers' optimizers: LocalSteps
 
 
@@ -58,8 +60,8 @@ _TASKS = {
         "changes are compressed (`LocalSteps`).",
         {
             "DDP": arm("gpt", "ddp", seeds=_SEEDS),
-            "uncompressed changes": arm("gpt", "raw", seeds=_SEEDS),
-            "every=2, uncompressed changes": arm("gpt", "raw", seeds=_SEEDS, every=2),
+            _CHANGES: arm("gpt", "raw", seeds=_SEEDS),
+            f"every=2, {_CHANGES}": arm("gpt", "raw", seeds=_SEEDS, every=2),
             _S1: arm("gpt", _S1, seeds=_SEEDS),
             f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
             **{codec: arm("gpt", codec) for codec in (_GROUPS, _AUTO, *_ALL)},
@@ -94,7 +96,7 @@ _TASKS = {
         "changes are compressed (`LocalSteps`).",
         {
             "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
-            "uncompressed changes": arm("lstm", "raw", seeds=_SEEDS, **_UPDATES),
+            _CHANGES: arm("lstm", "raw", seeds=_SEEDS, **_UPDATES),
             _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
             **{codec: arm("lstm", codec, **_UPDATES) for codec in (_GROUPS, _AUTO, *_ALL)},
         },
@@ -107,8 +109,17 @@ def _table(found: Found, arms: dict[str, Arm]) -> str:
     base, *others = coded
     others.sort(key=lambda label: -(found.series(coded[label], "").bits or 0.0))
     ordered = {label: coded[label] for label in (base, *others)}
-    sent = {label: [found.bits_of_all(one)] for label, one in ordered.items()}
-    return accuracy_table(found, ordered, ["bits, all"], sent)
+    heads, cells = ["bits, all"], {label: [found.bits_of_all(o)] for label, o in ordered.items()}
+    if _CHANGES in ordered:
+        heads.append("to uncompressed changes")
+        for label, one in ordered.items():
+            cells[label].append("" if label == base else found.difference(one, _base_of(one)))
+    return accuracy_table(found, ordered, heads, cells)
+
+
+def _base_of(one: Arm) -> Arm:
+    """The same way to train without compression: what a codec costs is the difference to it."""
+    return replace(one, codec="raw")
 
 
 def _chart(found: Found, arms: dict[str, Arm]) -> Task:
