@@ -17,7 +17,7 @@ from rich.console import Console
 import gradwire
 from cli_runner import run as run_command
 from gradwire_lab.cli.evaluate import _EVALUATIONS
-from gradwire_lab.evaluate import page, quotes, runner, sz
+from gradwire_lab.evaluate import frontier, page, quotes, runner, sz
 from gradwire_lab.evaluate.arms import Arm, Setup, arm
 from gradwire_lab.evaluate.found import Found, Observed
 from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
@@ -95,6 +95,14 @@ def test_trainings_that_several_evaluations_need_are_shared() -> None:
     assert sum(raw in arms for arms in owners) > 2
     both = [one for arms in owners for one in arms if one == raw]
     assert {ArmRun(one, 0).title for one in both} == {ArmRun(raw, 0).title}
+
+
+@pytest.mark.parametrize("task", ["gpt", "lstm"])
+def test_every_codec_of_local_steps_has_its_base(task: str) -> None:
+    _, *arms = frontier._TASKS[task].arms.values()  # the first is DDP
+    bases = {frontier._base_of(one) for one in arms}
+    assert bases <= set(arms)
+    assert all(base.settings(0, Setup()).takes_local_steps for base in bases)
 
 
 def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
