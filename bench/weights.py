@@ -28,14 +28,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradwire_lab.train import network
 from gradwire_lab.train.settings import parse_bandwidth
 from ranks import join, run_ranks
 
+if TYPE_CHECKING:
+    from weight_ways import Way
+
+Tensors = dict[str, Any]
 RECEIVERS = 3
 _PORT = 8000
 _WARM_UP = 10
@@ -101,68 +106,88 @@ def main() -> None:
 
 
 def run_rank(given: argparse.Namespace) -> None:
-    import torch
     import torch.distributed as dist
 
     from weight_ways import WAYS
 
-    rank, lr = given.rank, given.lrs[0]
-    join(rank, 1 + RECEIVERS)
-    step = make_trainer(lr) if rank == 0 else None
-    with serving() if rank == 0 else no_folder() as folder:
+    join(given.rank, 1 + RECEIVERS)
+    step = make_trainer(given.lrs[0]) if given.rank == 0 else None
+    with serving() if step else no_folder() as folder:
         for name in given.ways:
-            way, place = WAYS[name], folder / name
-            weights = step() if step else {}
-            model = {key: torch.zeros(s, dtype=torch.bfloat16) for key, s in shapes().items()}
-            if step:
-                place.mkdir()
-                model = {}
-                send = way.sender(place)
-            else:
-                receive = way.receiver(f"http://{network.address(0)}:{_PORT}/{name}", model)
+            way = WAYS[name]
             count = given.versions if way.depends_on_lr else max(given.versions // 3, 1)
-            for version in range(1 + count):
-                if step and version:
-                    before = {key: v.to(torch.bfloat16) for key, v in weights.items()}
-                    weights = step()
-                    same = sum(
-                        int((v.to(torch.bfloat16) == before[k]).sum()) for k, v in weights.items()
-                    )
-                    del before
-                counted = network.read_interface_bytes(network.INTERFACE)
-                dist.barrier()
-                began = time.monotonic()
-                pause: float | None = 0.0
-                if step:
-                    send(weights)
-                else:
-                    while (pause := receive()) is None:
-                        time.sleep(_POLL_SECONDS)
-                ended = time.monotonic()
-                now = network.read_interface_bytes(network.INTERFACE)
-                mine = [
-                    began,
-                    ended,
-                    pause,
-                    now.sent - counted.sent,
-                    now.received - counted.received,
-                ]
-                seen = [torch.zeros(5, dtype=torch.float64) for _ in range(1 + RECEIVERS)]
-                dist.all_gather(seen, torch.tensor(mine, dtype=torch.float64))
-                if step and version:
-                    numel = sum(v.numel() for v in weights.values())
-                    row = summarize(torch.stack(seen).tolist(), 1 - same / numel)
-                    row = {"rate": given.rates[0], "lr": lr, "way": name} | row
-                    with given.results.open("a") as results:
-                        results.write(json.dumps(row) + "\n")
-                    print(row, flush=True)
-            check_alike(weights, model)
-            if step:
-                shutil.rmtree(place)
-                del send
-            else:
-                del receive
+            if step is None:
+                receive_versions(way, f"http://{network.address(0)}:{_PORT}/{name}", count)
+                continue
+            for row in send_versions(way, folder / name, count, step):
+                row = {"rate": given.rates[0], "lr": given.lrs[0], "way": name} | row
+                with given.results.open("a") as results:
+                    results.write(json.dumps(row) + "\n")
+                print(row, flush=True)
     dist.destroy_process_group()
+
+
+def send_versions(
+    way: Way, place: Path, count: int, step: Callable[[], Tensors]
+) -> Iterator[dict[str, float]]:
+    """The trainer's part: yields the figures of each version after the first."""
+    place.mkdir()
+    send, weights = way.sender(place), step()
+    measure(partial(send, weights))
+    for _ in range(count):
+        before = rounded(weights)
+        weights = step()
+        changed = share_changed(before, rounded(weights))
+        del before
+        yield summarize(measure(partial(send, weights)), changed)
+    check_alike(weights)
+    shutil.rmtree(place)
+
+
+def receive_versions(way: Way, url: str, count: int) -> None:
+    import torch
+
+    model = {key: torch.zeros(shape, dtype=torch.bfloat16) for key, shape in shapes().items()}
+    receive = way.receiver(url, model)
+
+    def wait_for_version() -> float:
+        while (pause := receive()) is None:
+            time.sleep(_POLL_SECONDS)
+        return pause
+
+    for _ in range(1 + count):
+        measure(wait_for_version)
+    check_alike(model)
+
+
+def measure(work: Callable[[], float | None]) -> list[list[float]]:
+    """All ranks begin their work together; it returns the pause. Returns of each rank when it began
+    and ended (monotonic seconds), the pause (seconds), and the bytes sent and received."""
+    import torch
+    import torch.distributed as dist
+
+    counted = network.read_interface_bytes(network.INTERFACE)
+    dist.barrier()
+    began = time.monotonic()
+    pause = work() or 0.0
+    ended = time.monotonic()
+    now = network.read_interface_bytes(network.INTERFACE)
+    mine = [began, ended, pause, now.sent - counted.sent, now.received - counted.received]
+    seen = [torch.zeros(5, dtype=torch.float64) for _ in range(1 + RECEIVERS)]
+    dist.all_gather(seen, torch.tensor(mine, dtype=torch.float64))
+    found: list[list[float]] = torch.stack(seen).tolist()
+    return found
+
+
+def rounded(weights: Tensors) -> Tensors:
+    import torch
+
+    return {key: values.to(torch.bfloat16) for key, values in weights.items()}
+
+
+def share_changed(before: Tensors, after: Tensors) -> float:
+    same = sum(int((values == before[key]).sum()) for key, values in after.items())
+    return 1 - same / sum(values.numel() for values in after.values())
 
 
 def summarize(seen: list[list[float]], changed: float) -> dict[str, float]:
@@ -177,7 +202,7 @@ def summarize(seen: list[list[float]], changed: float) -> dict[str, float]:
     }
 
 
-def make_trainer(lr: float) -> Callable[[], dict[str, Any]]:
+def make_trainer(lr: float) -> Callable[[], Tensors]:
     """A step of training, which returns the weights."""
     import torch
 
@@ -190,7 +215,7 @@ def make_trainer(lr: float) -> Callable[[], dict[str, Any]]:
         values.requires_grad_()
     optimizer = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=0.0, fused=True)
 
-    def step() -> dict[str, Any]:
+    def step() -> Tensors:
         pull = torch.Generator().manual_seed(1)
         for values in weights.values():
             if values.grad is None:
@@ -229,14 +254,14 @@ def no_folder() -> Iterator[Path]:
     yield Path()
 
 
-def check_alike(weights: dict[str, Any], model: dict[str, Any]) -> None:
-    """Raises RuntimeError unless all receivers have the trainer's bits."""
+def check_alike(own: Tensors) -> None:
+    """Raises RuntimeError unless all ranks have the same bits in bfloat16."""
     import torch
     import torch.distributed as dist
 
     digest = hashlib.sha256()
-    for values in (weights or model).values():
-        digest.update(values.to(torch.bfloat16).view(torch.uint8).numpy())
+    for values in rounded(own).values():
+        digest.update(values.view(torch.uint8).numpy())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
     seen = [torch.empty_like(mine) for _ in range(1 + RECEIVERS)]
     dist.all_gather(seen, mine)
