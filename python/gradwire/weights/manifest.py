@@ -14,13 +14,13 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from gradwire.strict_json import parse_json
 from gradwire.weights.errors import DamagedVersionError
-from gradwire.weights.update import Entry, parse_entries
+from gradwire.weights.update import Entry, Update, parse_entries
 
 FORMAT = 1
 _NESTING = 5
@@ -76,14 +76,26 @@ class Manifest:
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
+    def leads_where(self, other: Manifest) -> bool:
+        """Whether the tensors of both versions are the same, whichever way leads there."""
+        return self.version == other.version and _results(self.entries) == _results(other.entries)
+
+    def unchanged(self) -> Update:
+        """The version as an update of itself, which `check` compares with tensors."""
+        found = Update(self.version, self.version)
+        for entry in self.entries.values():
+            same = replace(entry, kind="same", base=entry.digest, changed=0, size=0)
+            found.add(entry if entry.kind == "tied" else same)
+        return found
+
     def write(self) -> bytes:
         described = {
             "format": FORMAT,
             "version": self.version,
             "base": self.base,
             "anchor": self.anchor,
+            "writer": asdict(self.writer),  # in the head, by which a reader knows the manifest
             "origin": self.origin,
-            "writer": asdict(self.writer),
             "parts": [asdict(part) for part in self.parts],
             "tensors": [entry.describe() for entry in self.entries.values()],
         }
@@ -146,6 +158,10 @@ def folded_from(name: str) -> int | None:
 
 def part_name(label: str, token: str, rank: int = 0, ranks: int = 1) -> str:
     return f"{label}.{token}.{rank}of{ranks}.safetensors"
+
+
+def _results(entries: Mapping[str, Entry]) -> dict[str, tuple[object, ...]]:
+    return {key: entry.result for key, entry in entries.items()}
 
 
 def _is_plain(name: Any) -> bool:

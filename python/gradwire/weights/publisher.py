@@ -7,13 +7,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
-from gradwire.weights.errors import ConflictError, WeightsError
+from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
 from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.manifest import Manifest, Part, Writer, label_of, part_name
 from gradwire.weights.store import Store, wait_for
@@ -96,7 +96,8 @@ class Publisher:
                 f"{ranks} ranks need run=: a text that all of them share and no earlier start had, "
                 "such as the job's number and the count of its restarts"
             )
-        self._store = Store(store, min(patience, _LATE), threads)
+        self._late = min(patience, _LATE)
+        self._store = Store(store, self._late, threads)
         self._patience = patience
         self._base = base
         self._anchor_every = anchor_every
@@ -110,7 +111,7 @@ class Publisher:
         self._writer = Writer.here(run)
         self._opened = False
         self._calls = 0  # of publish(): ranks must not take a part of an attempt that has failed
-        self._version = 0
+        self._version, self._token = 0, ""  # of who wrote it
         self._pending = 0  # a version whose part is there, and perhaps its manifest
         self._copies: dict[str, Bytes] = {}  # the bytes of the version, by key
         self._entries: dict[str, Entry] = {}
@@ -136,11 +137,12 @@ class Publisher:
         own = tensors_of(state)
         views = views_of(own, self._rename)
         self._unmatched = [name for name in self._names if name not in own]
-        if self._ranks == 1:
+        if self._ranks == 1:  # with several ranks, others may have them: _commit looks
             self._refuse_names(self._unmatched, own)
         if not self._opened:
             self._open(views)
         self._settle()
+        self._refuse_another_chain()
         version = self._version + 1
         self._refuse_others(version)
         update = self._encode(views, version)
@@ -154,7 +156,7 @@ class Publisher:
         # The version first: an anchor without it would be of values that are published no more.
         label, *anchors = labels
         manifest = self._commit(label, version, bool(anchors))
-        self._version, self._is_sound = version, True
+        self._version, self._is_sound, self._token = version, True, self._writer.token
         anchor_bytes = sum(self._commit(one, version, False).size for one in anchors)
         if self._rank == 0:
             self._store.write_hint(version)
@@ -168,6 +170,8 @@ class Publisher:
         start = self._read_base(views)
         self._version = self._store.newest()
         if self._version:
+            found = self._store.manifest(label_of(self._version))
+            self._token = found.writer.token if found else ""
             start = self._catch_up(start, views)
         if start is not None:
             self._entries = start.entries
@@ -216,7 +220,7 @@ class Publisher:
         if pending > self._version:
             found = self._store.manifest(label_of(pending))
             if found is not None and found.writer.token == self._writer.token:
-                self._version, self._is_sound = pending, True
+                self._version, self._is_sound, self._token = pending, True, found.writer.token
 
     def _encode(self, views: Mapping[str, View], version: int) -> Update:
         """The update, while the copies become those of the new version."""
@@ -263,12 +267,13 @@ class Publisher:
 
     def _commit(self, label: str, version: int, has_anchor: bool) -> Manifest:
         if self._rank > 0:
-            return self._await_manifest(label)
+            return self._await_manifest(label, is_anchor=label != label_of(version))
         found = [self._await_part(label, rank) for rank in range(self._ranks)]
         merged = Update(version, None).merge(update for update, _ in found)
-        published = {entry.name for entry in merged.entries.values()}
-        absent = [name for name in self._unmatched if self._names[name] not in published]
-        self._refuse_names(absent, published)
+        if self._ranks > 1:
+            published = {entry.name for entry in merged.entries.values()}
+            absent = [name for name in self._unmatched if self._names[name] not in published]
+            self._refuse_names(absent, published)
         bases = [update.base for update, _ in found if update.base is not None]
         manifest = Manifest(
             version,
@@ -304,8 +309,13 @@ class Publisher:
             )
         return found
 
-    def _await_manifest(self, label: str) -> Manifest:
-        found = wait_for(lambda: self._store.manifest(label), self._patience)
+    def _await_manifest(self, label: str, is_anchor: bool) -> Manifest:
+        def look() -> Manifest | None:
+            found = self._store.reread(label)
+            is_own = found is not None and found.writer.token == self._writer.token
+            return found if is_own or not is_anchor else None  # one may be left of another version
+
+        found = wait_for(look, self._patience)
         if found is None:
             raise WeightsError(
                 f"{label}: rank 0 has not committed it in {self._patience:g} s. Look for "
@@ -323,15 +333,39 @@ class Publisher:
                 f"tensors are {some}, ..."
             )
 
+    def _refuse_another_chain(self) -> None:
+        """Raises ConflictError if the store has another version in place of this publisher's. If it
+        has none, the next version is a full one."""
+        if not self._version:
+            return
+        label = label_of(self._version)
+        try:
+            found = wait_for(lambda: self._store.reread(label), self._late)
+        except DamagedVersionError:
+            found = None
+        if found is None:
+            self._is_sound = False
+            warnings.warn(
+                f"{self._store.folder.place} has version {self._version} no longer, or not whole: "
+                "the next version is a full one",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        elif found.writer.token != self._token:
+            self._refuse(found)
+
     def _refuse_others(self, version: int) -> None:
         """Raises ConflictError if the version exists and is not this publisher's."""
         found = self._store.manifest(label_of(version))
         if found is not None and found.writer.token != self._writer.token:
-            raise ConflictError(
-                f"{self._store.folder.place}: version {version} was published by {found.writer}, "
-                f"while this publisher ({self._writer}) was about to. A store has one publisher: "
-                "end one of them, or give it a store of its own"
-            )
+            self._refuse(found)
+
+    def _refuse(self, found: Manifest) -> NoReturn:
+        raise ConflictError(
+            f"{self._store.folder.place}: version {found.version} was published by {found.writer}, "
+            f"while this publisher ({self._writer}) was about to. A store has one publisher: end "
+            "one of them, or give it a store of its own"
+        )
 
 
 def _renaming(rename: Callable[[str], str] | Mapping[str, str] | None) -> Callable[[str], str]:

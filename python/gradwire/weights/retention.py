@@ -87,7 +87,8 @@ def fold(
         raise WeightsError(f"version {first} to {last}: a fold takes two deltas or more")
     opened = Store(store, patience=0.0, threads=threads)
     label, writer = label_of(last, first), Writer.here()
-    if opened.manifest(label) is not None:
+    there, whole = opened.manifest(label), opened.manifest(label_of(last))
+    if there is not None and whole is not None and there.leads_where(whole):
         raise WeightsError(f"{label} is there already")
     folded = opened.load(label_of(first + 1))
     for version in track(range(first + 2, last + 1)):

@@ -88,9 +88,16 @@ class Store:
                 del self._manifests[next(iter(self._manifests))]
         return self._manifests[label]
 
+    def reread(self, label: str) -> Manifest | None:
+        """As `manifest`, of the file as it is now, which may be another one."""
+        self._manifests.pop(label, None)
+        return self.manifest(label)
+
     def write_manifest(self, label: str, manifest: Manifest) -> None:
-        """From here on the version exists. Raises FileExistsError."""
-        self.folder.write(f"{label}.json", [manifest.write()], only_new=True)
+        """From here on the version exists. Raises FileExistsError where it exists already; anchors
+        and folded deltas of a version with this number that was removed are replaced."""
+        is_version = label == label_of(manifest.version)
+        self.folder.write(f"{label}.json", [manifest.write()], only_new=is_version)
 
     def write_hint(self, version: int) -> None:
         """Lets readers find the newest version without a list."""
@@ -127,13 +134,17 @@ class Store:
     ) -> Update:
         """One update from the version `current` to another, by default the newest: deltas, folded,
         or a full version and what follows it, whichever is smaller. What is damaged is left aside
-        if that is possible.
+        if that is possible. Where both are one version, the update says what its tensors are.
 
         Raises:
             StaleBaseError: No way leads there.
             DamagedVersionError: No way leads there without what is damaged.
         """
         damage: dict[str, DamagedVersionError] = {}
+        if current is not None and current == to:
+            here = self.manifest(label_of(to))
+            if here is not None:
+                return here.unchanged()
         while True:
             path = self._path(self.newest() if to is None else to, current, damage)
             update: Update | None = None
@@ -170,7 +181,7 @@ class Store:
     def _search(
         self, newest: int, current: int | None, damage: dict[str, DamagedVersionError]
     ) -> list[str] | None:
-        if current is not None and current > newest:
+        if current is not None and current >= newest:
             current = None  # it is after that version, or of another chain
         floor = current or 0
         folded = self._folded() if newest - floor > 1 else {}
@@ -191,20 +202,21 @@ class Store:
     def _ways_to(
         self, version: int, folded: dict[int, list[str]], damage: dict[str, DamagedVersionError]
     ) -> Iterator[tuple[str, Manifest]]:
-        """The manifests that lead to a version and are not damaged."""
-        has_anchor = True  # or it is not known
+        """The manifests that lead to a version and are not damaged. Not those of another version
+        that had this number and was removed."""
+        own: Manifest | None = None
         labels = [label_of(version), label_of(version, is_anchor=True), *folded.get(version, [])]
         for label in labels:
-            if label in damage or (label == labels[1] and not has_anchor):
+            if label in damage or (label == labels[1] and own is not None and not own.anchor):
                 continue
             try:
                 manifest = self.manifest(label)
             except DamagedVersionError as error:
                 damage[label] = error
                 continue
-            if manifest is not None:
+            if manifest is not None and (own is None or manifest.leads_where(own)):
                 yield label, manifest
-                has_anchor = has_anchor and (label != labels[0] or manifest.anchor)
+                own = manifest if label == labels[0] else own
 
     def _folded(self) -> dict[int, list[str]]:
         """The labels of folded deltas by their version."""

@@ -55,6 +55,10 @@ class Applied:
 class Subscriber:
     """Brings a model, and a checkpoint on this machine, to the newest version of a store.
 
+    At the start a number is not believed, because an emptied store counts from 1 again: if the
+    newest version has it, `fetch` compares the values of `local` with the store's digests, or
+    `apply_` those of the model.
+
     Args:
         store: What the publisher has: a folder, a prefix that fsspec opens, or a `Folder`.
         local: A .safetensors file or a folder of such files that follows the versions. Without a
@@ -81,6 +85,7 @@ class Subscriber:
         self._threads = threads
         self._local = None if local is None else Checkpoint(local_path(local), threads)
         self._version = version if self._local is None else self._local.version
+        self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None
         self._replaced = 0  # as the store counts it
 
@@ -96,7 +101,8 @@ class Subscriber:
             version: Its number, also of one before that in use; None: the newest.
 
         Returns:
-            What `apply_` will apply; None if that version is in use, or none exists.
+            What `apply_` will apply; None if that version is in use, or none exists. At the start
+            it may be the version in use, of which `apply_` then compares the values.
 
         Raises:
             WeightsError: The store has no such version.
@@ -109,18 +115,19 @@ class Subscriber:
         if self._store.replaced != self._replaced:  # its numbers are those of other versions
             self._replaced = self._store.replaced
             self._version = self._pending = None
-        current = self._version if self._pending is None else self._pending.version
         wanted = newest if version is None else version
         if version is not None and not 0 < version <= newest:
             raise WeightsError(f"there is no version {version}; the newest is {newest}")
-        if wanted in (0, self._version):
+        if wanted == 0 or (wanted == self._version and not self._is_claim):
             self._pending = None
             return None
-        if wanted != current:
-            self._take(current, wanted)
+        if wanted == self._version:
+            self._pending = None
+        if self._pending is None or self._pending.version != wanted:
+            self._take(wanted)
         update = self._pending
         if update is None:
-            raise AssertionError("it was taken")
+            return None
         size = sum(entry.size for entry in update.entries.values())
         is_full = update.base is None
         return Fetched(update.version, size, is_full, time.perf_counter() - started)
@@ -158,7 +165,7 @@ class Subscriber:
         self._version = None
         if self._local is not None:
             self._local.apply(update)
-        self._version = update.version
+        self._version, self._is_claim = update.version, False
         return Applied(update.version, seconds)
 
     def changes(self, target: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -173,7 +180,9 @@ class Subscriber:
         if self._pending is not None:
             yield from list_changes(target, self._pending, self._threads)
 
-    def _take(self, current: int | None, wanted: int) -> None:
+    def _take(self, wanted: int) -> None:
+        """Makes the update to a version the pending one; None if `local` was found to have it."""
+        current = self._version if self._pending is None else self._pending.version
         update = self._store.follow(current, to=wanted)
         if update.base is not None and self._pending is not None:
             update = fold_updates(self._pending, update, self._threads)
@@ -183,4 +192,7 @@ class Subscriber:
             except StaleBaseError:  # somebody has changed the files
                 self._version = None
                 update = self._store.follow(None, to=wanted)
+            if update.base == wanted:
+                self._is_claim, self._pending = False, None
+                return
         self._pending = update

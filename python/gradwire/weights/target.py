@@ -150,9 +150,14 @@ class Target:
         return "lacks it" if view is None else f"has {view.dtype} {list(view.shape)}"
 
     def _refuse_base(self, update: Update, entry: Entry, found: str) -> None:
+        wanted = (
+            f"that the delta from version {update.base} to version {update.version} was made for"
+        )
+        if update.base == update.version:
+            wanted = f"of version {update.version}"
         raise StaleBaseError(
-            f"tensor {entry.key!r} is not the one that the delta from version {update.base} to "
-            f"version {update.version} was made for: {found}. Nothing was changed; {self._remedy}"
+            f"tensor {entry.key!r} is not the one {wanted}: {found}. Nothing was changed; "
+            f"{self._remedy}"
         )
 
 

@@ -66,6 +66,11 @@ class Entry:
     def nbytes(self) -> int:
         return bytes_of("safetensors", self.dtype, self.numel) or 0
 
+    @property
+    def result(self) -> tuple[object, ...]:
+        """What the tensor is in this version, whichever way leads there."""
+        return self.dtype, self.shape, self.whole, self.digest, self.to
+
     def describe(self) -> dict[str, Any]:
         """The entry as JSON has it; what is empty is left out."""
         plain = dict(vars(self))
