@@ -20,6 +20,7 @@ WAYS = {
     "local-steps": "`LocalSteps`",
     "local-steps-fragments": "`LocalSteps`, `fragments=2, delay=1`",
     "sparse-loco": "`LocalSteps`, `**sparse_loco()`",
+    "pulse-loco": "`LocalSteps`, `**pulse_loco()`",
     "servers": "`ServerOptimizer`, a worker",
     "servers-server": "`ServerOptimizer`, the server",
     "fsdp": "`FullyShardComm`",

@@ -21,7 +21,14 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.tensor import DTensor
 
-from gradwire.torch import LocalSteps, ServerOptimizer, register_backend, save, sparse_loco
+from gradwire.torch import (
+    LocalSteps,
+    ServerOptimizer,
+    pulse_loco,
+    register_backend,
+    save,
+    sparse_loco,
+)
 from gradwire_lab.train import network
 from training import BATCH, CLASSES, INPUTS, digest, make_model
 from ways import Training, Way, build
@@ -109,6 +116,7 @@ WAYS = {
     "local-steps": Way("local", {"every": 4}),
     "local-steps-fragments": Way("local", {"every": 4, "fragments": 2, "delay": 1}),
     "sparse-loco": Way("local", {"every": 4, **sparse_loco(density=0.02)}),
+    "pulse-loco": Way("local", {"every": 4, **pulse_loco()}),
     "servers": Way("server", {"codec": "3lc"}, servers=1),
     "servers-server": Way("server", {"codec": "3lc"}, servers=1),  # whose server has the fault
     "fsdp": Way("fsdp"),
