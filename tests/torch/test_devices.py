@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
+from torch.utils._pytree import tree_map_only
 
 import array_device
 from array_device import DEVICE, counts
@@ -33,10 +34,11 @@ from gradwire.torch import (
     gradwire_hook,
     loopback,
     outer_nesterov,
+    pulse_loco,
     register_backend,
     staging,
 )
-from ways import WAYS, build, fresh_number, integers
+from ways import WAYS, Way, build, fresh_number, integers
 
 THREE_LC = "3lc:s=1.00,coder=rice"
 IN_STEP = [  # these exchange in a rank's own thread, and can be ranks of one process
@@ -97,6 +99,52 @@ def test_every_way_ends_with_the_same_bits_on_a_device(ranks: Cluster, way: str)
             for device in ("cpu", DEVICE)
         )
     assert [rank[:2] for rank in on_host] == [rank[:2] for rank in there]
+
+
+def train_gated(device: str, dtype: torch.dtype, stops: list[int]) -> Any:
+    """With two optimizers of small steps, saved and loaded at these steps. Returns of each rank the
+    parameters, and what its gates keep."""
+
+    def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        total: torch.Tensor = module(integers(INPUTS, seed=step).to(dtype).to(device))
+        return total
+
+    def both(parameters: list[nn.Parameter]) -> Any:
+        return [SGD(parameters[::2], lr=1e-4), AdamW(parameters[1::2], lr=1e-4, eps=1e-3)]
+
+    def job(rank: int) -> tuple[list[Any], list[Any]]:
+        way = Way("local", {"every": 2, "fragments": 2, **pulse_loco()})
+        model, begin, state = make_model(device, dtype), 0, None
+        for end in stops:
+            training = build(way, model, both)
+            if state is not None:
+                training.load(state, begin)
+            training.run(end - begin, loss)
+            parts = {name: part.state_dict() for name, part in training.parts().items()}
+            state = tree_map_only(torch.Tensor, lambda saved: saved.cpu().clone(), parts)
+            values = [v.cpu().float().tolist() for v in training.values().values()]
+            training.close()
+            model, begin = make_model(device, dtype), end
+        assert state is not None
+        fragments = state["optimizer"]["fragments"]
+        kept = [v.cpu().flatten() for f in fragments for v in f["gate"]["kept"]]
+        return values, torch.cat(kept).tolist()
+
+    warnings.simplefilter("ignore")
+    return loopback.run(2, job)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_on_a_device_keeps_what_it_keeps_on_the_host(
+    ranks: Cluster, dtype: torch.dtype
+) -> None:
+    """And in a checkpoint."""
+    (on_host,) = ranks.run(1, train_gated, "cpu", dtype, [7])
+    for stops in ([7], [3, 7]):
+        assert ranks.run(1, train_gated, DEVICE, dtype, stops) == [on_host]
+    for _, kept in on_host:
+        held_back = sum(value != 0 for value in kept) / len(kept)
+        assert 0 < held_back < 1 if dtype == torch.float32 else held_back < 0.1
 
 
 @pytest.mark.parametrize("way", ["LocalSteps", "ShardedOptimizer"])

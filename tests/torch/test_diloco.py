@@ -59,9 +59,17 @@ def test_it_is_the_algorithm_of_the_paper() -> None:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8", "topk2bit"])
-def test_it_is_local_steps_under_other_names(codec: str) -> None:
-    options = {"fragments": 2, "fragment_sync_delay": 1, "fragment_update_alpha": 0.25}
+@pytest.mark.parametrize(
+    ("codec", "gate"),
+    [("raw", None), ("int8", None), ("topk2bit", None), (None, "bfloat16"), ("fp16", "bfloat16")],
+)
+def test_it_is_local_steps_under_other_names(codec: str | None, gate: str | None) -> None:
+    options = {
+        "gate": gate,
+        "fragments": 2,
+        "fragment_sync_delay": 1,
+        "fragment_update_alpha": 0.25,
+    }
 
     def wrapped(rank: int) -> list[torch.Tensor]:
         model = Distances()
@@ -70,7 +78,7 @@ def test_it_is_local_steps_under_other_names(codec: str) -> None:
             model,
             codec,
             outer=outer_of(model),
-            schedule=Schedule(EVERY, fragments=2, delay=1, mix=0.25),
+            schedule=Schedule(EVERY, fragments=2, delay=1, mix=0.25, gate=gate or ""),
         )
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -84,6 +92,28 @@ def test_it_is_local_steps_under_other_names(codec: str) -> None:
     there = loopback.run(2, wrapped)
     for ours, theirs in zip(here, there, strict=True):
         assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_gate_sends_fewer_bytes() -> None:
+    """Without a codec, what it lets through is sent, and nothing else."""
+
+    def sent(rank: int, gate: str | None) -> tuple[str, int]:
+        model = Distances()
+        inner = AdamW(model.parameters(), lr=1e-5)
+        with DiLoCo(model, inner, outer_of(model), sync_every=2, gate=gate) as diloco:
+            for step in range(4):
+                inner.zero_grad()
+                loss(model, rank, step).backward()
+                inner.step()
+        stats = diloco.stats().exchanges
+        return stats.codec, stats.push_bytes
+
+    ((plain, most), _), ((gated, least), _) = (
+        loopback.run(2, lambda rank, gate=gate: sent(rank, gate))  # type: ignore[misc]
+        for gate in (None, "bfloat16")
+    )
+    assert (plain, gated.partition(":")[0]) == ("raw", "topk")
+    assert least < most / 2
 
 
 def test_several_inner_optimizers() -> None:
@@ -211,6 +241,8 @@ def test_exchanged_arguments_are_named() -> None:
         ({"fragments": 3}, "fragments is 3, but each begins its exchange in a step of its own"),
         ({"outer_optimizer": lambda parameters: None}, "outer_optimizer= must return"),
         ({"inner_optimizer": nn.Linear(1, 1)}, "inner_optimizer must be an optimizer"),
+        ({"gate": "float8"}, "gate is 'float8'; valid is 'bfloat16'"),
+        ({"gate": "bfloat16", "codec": "3lc"}, "it would send values that gate= holds back"),
         ({"should_quantize": True}, "as torchft calls it: write codec=..."),
     ],
 )

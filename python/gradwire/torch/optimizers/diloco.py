@@ -58,7 +58,8 @@ class DiLoCo:
         fragments: Parts of the model, whose exchanges take turns.
         fragment_sync_delay: Steps during which an exchange travels.
         fragment_update_alpha: Share of a rank's own values in the parameters after an exchange.
-        codec: As text.
+        codec: As text. None: "raw", or with `gate` one that sends exactly what it lets through.
+        gate: As in Schedule: with "bfloat16" it is PULSELoCo. None: a rank sends all its changes.
         process_group: None: the default group.
         compression: Further options of what is sent.
         execution: Threads, seed, timeout.
@@ -78,7 +79,8 @@ class DiLoCo:
         fragments: int = 1,
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
-        codec: str = "raw",
+        codec: str | None = None,
+        gate: str | None = None,
         process_group: dist.ProcessGroup | None = None,
         compression: Compression = Compression(),
         execution: Execution = Execution(),
@@ -98,12 +100,16 @@ class DiLoCo:
             self.optimizer = LocalSteps(
                 inner_optimizer,
                 model,
-                codec,
+                codec or (None if gate else "raw"),
                 outer=outer_optimizer,
                 process_group=process_group,
                 compression=compression,
                 schedule=Schedule(
-                    sync_every, fragments, fragment_sync_delay, mix=fragment_update_alpha
+                    sync_every,
+                    fragments,
+                    fragment_sync_delay,
+                    mix=fragment_update_alpha,
+                    gate=gate or "",
                 ),
                 execution=execution,
             )
