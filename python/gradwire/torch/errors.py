@@ -78,7 +78,7 @@ class ResidualDroppedWarning(RuntimeWarning):
 
 
 class RankLostWarning(RuntimeWarning):
-    """A rank is gone, and the others go on without it (LocalSteps, on_lost)."""
+    """A rank is gone, and the others go on without it (LocalSteps, on_lost; GroupFolder)."""
 
 
 class WorkerLostWarning(RuntimeWarning):

@@ -1,4 +1,4 @@
-"""A store without files: ranks of a process group fetch versions from the rank that publishes."""
+"""A store without files: ranks of a process group fetch versions from the rank that keeps them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from gradwire.strict_json import parse_json
 from gradwire.torch.errors import CommunicationError, PeerLostError, PeerSilentError
 from gradwire.torch.network.meeting import connect
 from gradwire.torch.network.transport import (
-    ABORT_SECONDS,
     TEXT_BYTES,
+    Bytes,
     Kind,
     LostError,
-    Received,
     Transport,
-    join,
     only_here,
+)
+from gradwire.torch.weight_keeper import (
+    PIECE_BYTES,
+    Admission,
+    Answer,
+    Keeper,
+    Link,
+    join_keeper,
 )
 from gradwire.weights.errors import WeightsError
 from gradwire.weights.folder import Folder, MemoryFolder, open_folder
-
-PIECE_BYTES = 1 << 26  # of a file, in one answer
-_FOUND, _NOT_FOUND = 0, 1  # an answer's `part`
 
 
 class GroupFolder(Folder):
@@ -46,16 +49,22 @@ class GroupFolder(Folder):
         ...
         store.close()
 
-    One rank publishes; it encodes a version once, and the others fetch its bytes when they want
-    them. Nobody waits for a slow receiver, and one that is behind, or has another base, takes the
-    way that any store has for it. All ranks make it together. It has connections of its own, over
-    Gloo, whatever the group's backend is.
+    A version is encoded once, and the others fetch its bytes when they want them. Nobody waits for
+    a slow receiver, and one that is behind, or has another base, takes the way that any store has
+    for it. All ranks of the group make it together. It has connections of its own, over Gloo,
+    whatever the group's backend is.
+
+    Receivers that come and go need not be in the group: they meet the others in a store of
+    torch.distributed, and `join`.
 
     Args:
         group: The ranks; None: all.
-        store: Where the publishing rank keeps the versions: a folder, a prefix that fsspec opens,
-            or a `Folder`. None: in its memory, where `prune` makes room. Other ranks ignore it.
-        source: The rank of the group that publishes.
+        store: Where the versions are kept: a folder, a prefix that fsspec opens, or a `Folder`.
+            None: in memory, where `prune` makes room. Only the rank that keeps them needs it.
+        source: The rank of the group that publishes and keeps the versions. Of several, which
+            publish shards of their own, the first keeps them.
+        meet: A store of torch.distributed with clone(), such as `host_store` makes it, where
+            receivers join. Only the rank that keeps the versions needs it.
         timeout: The seconds in which all ranks come, an answer comes, and `close` waits.
 
     Raises:
@@ -67,35 +76,70 @@ class GroupFolder(Folder):
         group: dist.ProcessGroup | None = None,
         *,
         store: str | os.PathLike[str] | Folder | None = None,
-        source: int = 0,
+        source: int | Sequence[int] = 0,
+        meet: Store | None = None,
         timeout: float = 600.0,
     ) -> None:
+        sources = [source] if isinstance(source, int) else list(source)
         size = dist.get_world_size(group)
-        if not 0 <= source < size:
+        if not sources or not all(0 <= one < size for one in sources):
             raise WeightsError(f"source={source}: the group has ranks 0 to {size - 1}")
-        self._wire, names, _ = connect(group, timeout)
-        self._names = list(names) or list(range(size))
-        self._source = source
+        wire, names, _ = connect(group, timeout)
+        names = list(names) or list(range(size))
+        keeper = None
+        if wire.rank == sources[0]:
+            keeper = Keeper(MemoryFolder() if store is None else open_folder(store))
+        self._begin(wire, names, sources[0], keeper)
+        self._may_write = wire.rank in sources
+        if keeper is not None:
+            self.place += f", {keeper.files.place}"
+            sending = threading.Lock()
+            for peer in wire.peers:
+                is_source = peer in sources
+                keeper.serve(Link(wire, peer, names[peer], self._who(peer), is_source, sending))
+            if meet is not None:
+                keeper.admission = Admission(keeper, meet)
+
+    @classmethod
+    def join(cls, meet: Store, *, timeout: float = 600.0) -> GroupFolder:
+        """The folder of the ranks that publish, for a process that is not in their group.
+
+        It may come at any time, leave with `close`, or die, and come again: a `Subscriber` with
+        `local=` or `version=` then fetches what it has missed, or a full version.
+
+        Args:
+            meet: A client of the store that the publishing ranks have as `meet`.
+            timeout: The seconds in which they let it in, and an answer comes.
+
+        Raises:
+            CommunicationError: Nobody is there, or has another job key.
+        """
+        folder = cls.__new__(cls)
+        wire = join_keeper(meet, timeout)
+        folder._begin(wire, (), 0, None)
+        return folder
+
+    def _begin(
+        self, wire: Transport, names: Sequence[int], source: int, keeper: Keeper | None
+    ) -> None:
+        """names: of the wire's ranks, in the world; empty: this process has joined. keeper: None
+        on all but the rank `source` of the wire, which has it."""
+        self._wire, self._names, self._source = wire, names, source
         self._asking = threading.Lock()
         self._error: CommunicationError | None = None
-        self.place = f"rank {self._names[source]}"
-        self._served: _Served | None = None
-        readers: list[threading.Thread] = []
-        if self._wire.rank == source:
-            files = MemoryFolder() if store is None else open_folder(store)
-            self.place += f", {files.place}"
-            self._served = _Served(files, self._wire)
-            limits = {Kind.ASK: TEXT_BYTES, Kind.LEAVE: 0}
-            for peer in self._wire.peers:
-                readers += self._wire.listen(peer, limits, partial(self._served.take, peer))
-        self._end = weakref.finalize(self, only_here(partial(_disconnect, self._wire, readers)))
+        self.place = self._who(source)
+        self._keeper = keeper
+        self._may_write = False
+        end = partial(_disconnect, wire) if keeper is None else keeper.end
+        self._end = weakref.finalize(self, only_here(end))
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """On the publishing rank it raises PeerLostError once for each receiver that has ended
-        without close(); the others go on."""
-        if self._served is not None:
-            self._report_lost(self._served)
-            return self._served.files.read(name, begin, end)
+        """On the rank that keeps the versions it tells once of each process that has ended without
+        close(). A receiver that has joined, or any receiver where several ranks publish: a
+        RankLostWarning. All others: PeerLostError; after it the rest go on."""
+        if self._keeper is not None:
+            self._keeper.report_lost()
+            return self._keeper.files.read(name, begin, end)
         pieces = []
         while True:
             most = PIECE_BYTES if end is None else min(PIECE_BYTES, end - begin)
@@ -107,19 +151,22 @@ class GroupFolder(Folder):
     def write(
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
-        self._files_of_source("publish").write(name, pieces, only_new)
+        if self._may_write and self._keeper is None:
+            self._ask({"write": name, "only_new": only_new}, pieces)
+        else:
+            self._files_here("publish").write(name, pieces, only_new)
 
     def names(self) -> list[str]:
-        if self._served is not None:
-            return self._served.files.names()
+        if self._keeper is not None:
+            return self._keeper.files.names()
         return list(parse_json(self._ask({"names": True}), 1))
 
     def remove(self, name: str) -> None:
-        self._files_of_source("prune").remove(name)
+        self._files_here("prune").remove(name)
 
     def close(self) -> None:
-        """Leaves. The publishing rank first waits until all receivers have done so, too, since they
-        fetch from it.
+        """Leaves. The rank that keeps the versions first waits until all others have done so, too,
+        since they fetch from it.
 
         Raises:
             PeerLostError: A receiver has ended without close().
@@ -128,8 +175,8 @@ class GroupFolder(Folder):
         if not self._end.alive:
             return
         try:
-            if self._served is not None:
-                self._await_receivers(self._served)
+            if self._keeper is not None:
+                self._await_others(self._keeper)
             elif self._error is None:
                 self._wire.send(self._source, Kind.LEAVE)
                 self._wire.flush()
@@ -153,7 +200,8 @@ class GroupFolder(Folder):
         else:
             self._end()
 
-    def _ask(self, wanted: dict[str, Any]) -> bytes:
+    def _ask(self, wanted: dict[str, Any], pieces: Iterable[bytes | memoryview] = ()) -> bytes:
+        """The answer to a question. pieces: of a file, which go before it."""
         question = np.frombuffer(json.dumps(wanted).encode(), np.uint8)
         limits = {Kind.ANSWER: max(PIECE_BYTES, TEXT_BYTES)}
         with self._asking:
@@ -162,118 +210,78 @@ class GroupFolder(Folder):
             if not self._end.alive:
                 raise WeightsError("this GroupFolder is closed")
             try:
+                for piece in _cut(pieces):
+                    self._wire.send(self._source, Kind.PUT, piece)
+                    self._wire.flush()
                 self._wire.send(self._source, Kind.ASK, question)
                 self._wire.flush()
                 answer = self._wire.receive(self._source, limits)
                 data = answer.payload.tobytes()
                 self._wire.release(self._source)
             except LostError as lost:
-                self._error = self._described(lost, "fetching weights")
+                doing = "publishing weights" if "write" in wanted else "fetching weights"
+                self._error = self._described(lost, doing)
                 raise self._error from lost
             except CommunicationError as error:
                 self._error = error
                 raise
-        if answer.part == _NOT_FOUND:
-            raise FileNotFoundError(f"{self.place}: {wanted['read']}")
+        name = wanted.get("read") or wanted.get("write")
+        if answer.part == Answer.NOT_FOUND:
+            raise FileNotFoundError(f"{self.place}: {name}")
+        if answer.part == Answer.IS_THERE:
+            raise FileExistsError(f"{self.place}: {name}")
+        if answer.part == Answer.FAILED:
+            raise OSError(f"{self.place}: {data.decode()}")
         return data
 
-    def _files_of_source(self, action: str) -> Folder:
-        if self._served is None:
+    def _files_here(self, action: str) -> Folder:
+        if self._keeper is None:
             raise WeightsError(
-                f"rank {self._names[self._wire.rank]} cannot {action} here, only {self.place} can; "
-                "several ranks publish to a folder that all of them see"
+                f"{self._who(self._wire.rank)} cannot {action} here, only {self.place} can; "
+                "several ranks publish to GroupFolder(source=[...]), or to a folder that all of "
+                "them see"
             )
-        return self._served.files
+        return self._keeper.files
 
-    def _report_lost(self, served: _Served) -> None:
-        lost, served.lost = served.lost, []
-        if lost:
-            ranks = tuple(self._names[peer] for peer, _ in lost)
-            raise PeerLostError(
-                f"rank {', '.join(map(str, ranks))} is gone ({lost[0][1]}) and fetches no more "
-                "versions. Call again to go on without it",
-                ranks,
-            )
-
-    def _await_receivers(self, served: _Served) -> None:
+    def _await_others(self, keeper: Keeper) -> None:
+        if keeper.admission is not None:
+            keeper.admission.end()
         end = time.monotonic() + self._wire.timeout
-        while len(served.gone) < len(self._wire.peers):
+        there = set(keeper.links)
+        while there:
             try:
-                served.gone.add(
-                    self._wire.take_from(served.leaving, max(end - time.monotonic(), 0.0))
-                )
+                seconds = max(end - time.monotonic(), 0.0)
+                there.discard(self._wire.take_from(keeper.left, seconds))
             except queue.Empty:
-                there = [self._names[p] for p in self._wire.peers if p not in served.gone]
+                names = ", ".join(link.name for link in keeper.links if link in there)
                 raise PeerSilentError(
-                    f"rank {', '.join(map(str, there))} has not closed its GroupFolder in "
-                    f"{self._wire.timeout:g} s; receivers close it when they need no more versions",
-                    tuple(there),
+                    f"{names} has not closed its GroupFolder in {self._wire.timeout:g} s; "
+                    "receivers close it when they need no more versions",
+                    tuple(link.rank for link in there if link.rank is not None),
                 ) from None
-        self._report_lost(served)
+        keeper.report_lost()
 
     def _described(self, lost: LostError, doing: str) -> CommunicationError:
-        ranks = tuple(self._names[peer] for peer in lost.peers)
+        names = ", ".join(map(self._who, lost.peers))
         kind, what = (PeerSilentError, "is silent") if lost.silent else (PeerLostError, "is gone")
-        return kind(
-            f"rank {self._names[self._wire.rank]}, {doing}: rank {', '.join(map(str, ranks))} "
-            f"{what}: {lost}",
-            ranks,
-        )
+        ranks = tuple(self._names[peer] for peer in lost.peers) if self._names else ()
+        return kind(f"{self._who(self._wire.rank)}, {doing}: {names} {what}: {lost}", ranks)
+
+    def _who(self, rank: int) -> str:
+        """What errors call a rank of the wire."""
+        if self._names:
+            return f"rank {self._names[rank]}"
+        return "the publisher" if rank == self._source else "this receiver"
 
 
-@dataclass
-class _Served:
-    """The publishing rank's files, and what it knows of the receivers.
-
-    Attributes:
-        leaving: Those that have left or are lost, as it happens; gone: the same, counted.
-        lost: Those that ended without a word and were not reported yet, and why.
-    """
-
-    files: Folder
-    wire: Transport
-    leaving: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
-    gone: set[int] = field(default_factory=set)
-    lost: list[tuple[int, str]] = field(default_factory=list)
-    answering: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self, peer: int, message: Received | Exception) -> None:
-        """A message of a receiver, or the error that ended its connection."""
-        error: Exception | None = None
-        if isinstance(message, Exception):
-            error = message
-        elif message.kind is Kind.ASK:
-            try:
-                self._answer(peer, message)
-                return
-            except Exception as raised:
-                error = raised
-        elif message.kind is not Kind.LEAVE:
-            error = ValueError(f"it sent a {message.kind.label}")
-        if error is not None:
-            self.lost.append((peer, str(error) or type(error).__name__))
-        self.leaving.put(peer)
-
-    def _answer(self, peer: int, message: Received) -> None:
-        wanted, part = parse_json(message.payload.tobytes(), 1), _FOUND
-        try:
-            if "names" in wanted:
-                data = json.dumps(self.files.names()).encode()
-            else:
-                data = self._read(**wanted)
-        except FileNotFoundError:
-            data, part = b"", _NOT_FOUND
-        with self.answering:  # one thread at a time may send
-            self.wire.flush(peer)  # it has the last answer, or it would not ask
-            self.wire.send(peer, Kind.ANSWER, np.frombuffer(data, np.uint8), part)
-
-    def _read(self, read: str, begin: int, end: int) -> bytes:
-        if os.path.basename(read) != read or not 0 <= begin <= end <= begin + PIECE_BYTES:
-            raise ValueError(f"it asks for {read!r}, {begin} to {end}")
-        return self.files.read(read, begin, end)
+def _cut(pieces: Iterable[bytes | memoryview]) -> Iterator[Bytes]:
+    """Pieces of at most PIECE_BYTES."""
+    for piece in pieces:
+        data = np.frombuffer(piece, np.uint8)
+        for begin in range(0, data.size, PIECE_BYTES):
+            yield data[begin : begin + PIECE_BYTES]
 
 
-def _disconnect(wire: Transport, readers: list[threading.Thread]) -> None:
+def _disconnect(wire: Transport) -> None:
     wire.abort()
-    join(readers, ABORT_SECONDS)
     wire.drop()

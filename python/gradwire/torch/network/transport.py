@@ -50,6 +50,7 @@ class Kind(IntEnum):
     ALIKE = 12  # digests of what must be equal in the next packet's step, by rank (Alike)
     ASK = 13  # what a receiver of weights wants of a folder, as JSON
     ANSWER = 14  # bytes of a file of that folder
+    PUT = 15  # bytes of a file for that folder
 
     @property
     def label(self) -> str:
