@@ -6,7 +6,6 @@ one. Everything is made on the spot and runs on a CPU.
 
 import tempfile
 from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +45,12 @@ def reward(answers: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def generate(
-    worker: int, store: str, batches: "Queue[tuple[int | None, list[list[int]]]]", stop: Event
-) -> None:
+def generate(worker: int, store: str, batches: "Queue[tuple[int | None, list[list[int]]]]") -> None:
     """A worker: it answers prompts with the newest policy that it has."""
     torch.manual_seed(worker)
     torch.set_num_threads(1)
     policy, subscriber = Policy().bfloat16(), Subscriber(store)
-    batches.cancel_join_thread()
-    while not stop.is_set():
+    while True:
         subscriber.fetch()
         subscriber.apply_(policy)
         answers = torch.randint(DIGITS, (PROMPTS, 1)).repeat_interleave(GROUP, 0)
@@ -68,14 +64,15 @@ def train() -> None:
     torch.manual_seed(0)
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)
-    context = torch.multiprocessing.get_context("spawn")
-    batches, stop = context.Queue(WORKERS), context.Event()
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "gradwire.weights"])  # once for all workers
+    batches = context.Queue(WORKERS)
     with tempfile.TemporaryDirectory() as store:
         publisher = Publisher(store, dtype="bfloat16", anchor_every=20)
         published = publisher.publish(policy)
         full = published.bytes
         workers = [
-            context.Process(target=generate, args=(worker, store, batches, stop), daemon=True)
+            context.Process(target=generate, args=(worker, store, batches), daemon=True)
             for worker in range(WORKERS)
         ]
         for worker in workers:
@@ -102,9 +99,9 @@ def train() -> None:
                     f"step {step}: reward {rewards.mean():.2f}, answers {behind} versions behind, "
                     f"version {published.version} has {published.bytes} bytes of {full}"
                 )
-        stop.set()
-        for worker in workers:
-            worker.join(20)
+        for worker in workers:  # each waits until its last batch is taken
+            worker.terminate()
+            worker.join()
 
 
 if __name__ == "__main__":
