@@ -57,6 +57,13 @@ def make_engine(store: Path, model: Served) -> Any:
     return engine
 
 
+def test_other_models_of_the_worker_are_refused(tmp_path: Path) -> None:
+    """vLLM asks before it has an engine update a draft model or adapters."""
+    engine = make_engine(tmp_path, Served())
+    assert not engine.supports_draft_weight_update
+    assert not engine.supports_lora_weight_update
+
+
 def update(engine: Any, version: int) -> list[str]:
     """What vLLM does for an update; how the weights were loaded."""
     vllm_standin.calls.clear()

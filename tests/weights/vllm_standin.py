@@ -1,5 +1,6 @@
 """What gradwire.contrib.vllm takes from vLLM, with the names and signatures of its documentation:
-https://docs.vllm.ai/en/v0.25.0/training/weight_transfer/base/, and pull request 50723 for patches.
+https://docs.vllm.ai/en/v0.25.0/training/weight_transfer/base/, pull request 50723 for patches, and
+what was added since: which models besides its own an engine can update.
 
 A patch is a whole tensor in which NaN is an element that stays. Nothing is sharded or packed.
 """
@@ -34,6 +35,8 @@ class WeightTransferUpdateInfo(ABC):  # noqa: B024
 class WeightTransferEngine(ABC, Generic[I, U]):
     init_info_cls: type[I]
     update_info_cls: type[U]
+    supports_draft_weight_update = True
+    supports_lora_weight_update = True
 
     def __init__(
         self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module

@@ -83,6 +83,9 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
 
     init_info_cls = GradwireInitInfo
     update_info_cls = GradwireUpdateInfo
+    # A store has one model, and the copy is of that.
+    supports_draft_weight_update = False
+    supports_lora_weight_update = False
 
     _subscriber: Subscriber | None = None
     _is_whole = True  # whether the model has the tensors of the copy
