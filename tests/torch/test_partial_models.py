@@ -4,7 +4,6 @@ weights, groups that are added. Each is trained as the optimizer alone would, or
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,14 +70,6 @@ def _adapt(model: Any) -> Any:
     return model
 
 
-def _adapt_by_peft(model: Any) -> Any:
-    import peft
-
-    torch.manual_seed(5)
-    config = peft.LoraConfig(r=2, target_modules=["first", "last"], init_lora_weights=False)
-    return peft.inject_adapter_in_model(config, model)
-
-
 def _freeze_first(model: Any) -> Any:
     model.first.requires_grad_(False)
     return model
@@ -94,7 +85,6 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "a frozen layer": _freeze_first,
     "frozen tied weights": _freeze_tied,
     "adapters alone": _adapt,
-    "adapters of peft": _adapt_by_peft,
 }
 
 
@@ -163,8 +153,6 @@ def compare(way: str, *what: Any) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_part_is_trained_as_alone(way: str, model: str) -> None:
-    if model.endswith("peft") and importlib.util.find_spec("peft") is None:
-        pytest.skip("peft is not installed: scripts/test.sh recipes installs it")
     compare(way, MODELS[model], trainable, nothing)
 
 
