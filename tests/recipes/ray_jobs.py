@@ -82,7 +82,7 @@ def main(folder: str) -> None:
     except RuntimeError as error:
         found["outside"] = str(error)
     found["alone"], _ = run(folder, workers=1)
-    found["hook"], _ = run(folder)
+    found["hook"], _ = run(folder, options={"start_iter": 0})
     local = {"every": 3}
     found["whole"], _ = run(folder, options=local, epochs=[4])
     _, half = run(folder, options=local, epochs=[2])

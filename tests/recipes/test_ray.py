@@ -26,7 +26,7 @@ def ratio_of(metrics: dict[str, str]) -> float:
 
 def test_trainings_with_ray(tmp_path: Path) -> None:
     job = Path(__file__).with_name("ray_jobs.py")
-    printed, _ = run_program(job, seconds=500, arguments=[str(tmp_path)])
+    printed, _ = run_program(job, seconds=900, arguments=[str(tmp_path)])
     found = json.loads(printed.rpartition("found ")[2].splitlines()[0])
     assert "in the function that a TorchTrainer runs" in found["outside"]
     assert "has 1 worker, which sends nothing" in found["alone"]["error"]
