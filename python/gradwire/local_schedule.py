@@ -20,8 +20,8 @@ class Schedule(OptionRecord):
         every: Steps from one exchange to the next.
         fragments: Parts of the model, each of whole layers. The exchanges of each are `every` steps
             apart, and those of different fragments are spread evenly over these steps.
-        delay: An exchange travels while the next steps are computed, and is applied this many steps
-            after its start, in the same step on all ranks: 0 (at once) to `every`.
+        delay: An exchange begins this many steps before its turn, travels while they are computed,
+            and is applied at its turn, in the same step on all ranks: 0 (at once) to `every`.
         mix: The share of a rank's own values in the parameters after an exchange, below 1; the rest
             are those on which all ranks agree. It needs a `delay` below `every`. 0: with such a
             `delay`, what a rank changed during the delay is dropped; with delay=every the next
@@ -76,7 +76,7 @@ class Schedule(OptionRecord):
     def begins(self, fragment: int, step: int) -> bool:
         """Whether the exchange of fragment 0, 1, ... begins after this step."""
         turn = (fragment + 1) * self.every // self.fragments
-        return step >= turn and (step - turn) % self.every == 0
+        return (step + self.delay - turn) % self.every == 0
 
     def describe(self) -> list[str]:
         return [

@@ -21,7 +21,10 @@ def test_two_clients_learn_from_each_other() -> None:
         losses = [float(loss) for loss in re.findall(rf"{client}, round \d: loss ([\d.]+)", text)]
         assert len(losses) == 8, text
         assert losses[-1] < 0.25 * losses[0]
+        print(f"nvflare_fedavg: {client}: loss {losses[0]} to {losses[-1]}")
     ratios = [float(ratio) for ratio in re.findall(r"([\d.]+) x less than raw", text)]
     assert len(ratios) == 2 * 2 * 8, "each way, each client, each round"
-    assert min(ratios) > 3.4
-    assert sorted(ratios)[16] > 12, "changes"
+    models, changes = sorted(ratios)[:16], sorted(ratios)[16:]
+    print(f"nvflare_fedavg: models {models}, changes {changes} x less than raw")
+    assert min(models) > 3.4
+    assert min(changes) > 12

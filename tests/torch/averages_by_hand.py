@@ -116,7 +116,7 @@ def train_by_hand(
                 loss_of(model, rank, step - 1).backward()
             optimizer.step()
         for index, names in enumerate(fragments):
-            if step % every == (index + 1) * every // len(fragments) % every:
+            if (step + delay) % every == (index + 1) * every // len(fragments) % every:
                 under_way[step + delay] = [
                     (name, average(name, [old - m.get_parameter(name) for m in models], old))
                     for name in names

@@ -57,15 +57,21 @@ def names_of_fragments(fragments: int) -> list[list[str]]:
     return [[NAMED[place][0] for place in places] for places in deal_layers(NAMED, fragments)]
 
 
+def first_applied(index: int, every: int, delay: int) -> int:
+    """The first turn of the fragment before which an exchange can travel for the whole delay."""
+    turn = (index + 1) * every // 3
+    return turn if turn > delay else turn + every
+
+
 def test_a_fragment_is_the_same_on_all_ranks_when_its_exchange_is_applied(
     ranks: list[dict[str, Run]],
 ) -> None:
     for name, case in CASES.items():
         every, delay, mix = (case.way.options[key] for key in ("every", "delay", "mix"))
         for index, names in enumerate(names_of_fragments(3)):
-            turn = (index + 1) * every // 3
+            first = first_applied(index, every, delay % every)
             for step in range(1, case.steps + 1):
-                applied = step >= turn + delay % every and (step - turn - delay) % every == 0
+                applied = step >= first and (step - first) % every == 0
                 for tensor in names:
                     values = {rank[name].tensors[step - 1][tensor] for rank in ranks}
                     assert len(values) == (1 if applied and mix == 0 else 3), (name, step, tensor)
@@ -75,7 +81,8 @@ def test_the_anchors_are_always_the_same_on_all_ranks(ranks: list[dict[str, Run]
     for name, case in CASES.items():
         anchors = [rank[name].anchors for rank in ranks]
         assert anchors[0] == anchors[1] == anchors[2]
-        first = case.way.options["every"] // 3 + case.way.options["delay"]
+        every, delay = case.way.options["every"], case.way.options["delay"]
+        first = min(first_applied(index, every, delay) for index in range(3))
         changed = [step for step, (a, b) in enumerate(pairwise(anchors[0]), 2) if a != b]
         assert changed == list(range(first, case.steps + 1, 2)), name
 
@@ -156,7 +163,7 @@ def test_synchronize_ends_all_exchanges_and_mixes_nothing() -> None:
 
 
 @pytest.mark.parametrize("codec", ["3lc:s=1", "raw"])
-@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (3, 0.0), (3, 0.5), (6, 0.0)])
+@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (2, 0.0), (2, 0.5), (6, 0.0)])
 def test_a_change_that_is_not_finite_is_undone(codec: str, delay: int, mix: float) -> None:
     """A rank's whole model becomes NaN. It goes back to all anchors when it takes part in the next
     exchange, which is skipped; exchanges of other fragments go on."""
@@ -178,13 +185,18 @@ def test_a_change_that_is_not_finite_is_undone(codec: str, delay: int, mix: floa
 
 
 def test_streaming_learns_as_plain_local_steps_do() -> None:
-    """The margin is 10 % of the loss."""
+    """The margin is 10 % of the loss, averaged over several lengths, because a training goes up and
+    down by as much."""
+
+    def loss_after(**options: Any) -> float:
+        return float(np.mean([learn(steps, **options)[0] for steps in (350, 400, 450)]))
+
     plain: dict[str, Any] = {"every": 8, "codec": "raw", "outer": outer_nesterov()}
     mixed = plain | {"fragments": 4, "delay": 2, "mix": 0.5}
-    (first, _), (usual, _) = learn(0, **plain), learn(400, **plain)
-    assert usual < 0.6 * first
+    usual = loss_after(**plain)
+    assert usual < 0.6 * learn(0, **plain)[0]
     for options in (plain | {"fragments": 4}, mixed, mixed | {"outer": None}):
-        assert learn(400, **options)[0] < 1.1 * usual, options
+        assert loss_after(**options) < 1.1 * usual, options
 
 
 def test_a_pattern_may_match_in_one_fragment_alone() -> None:

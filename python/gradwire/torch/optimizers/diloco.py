@@ -56,7 +56,8 @@ class DiLoCo:
             or a function that makes one of a list of parameters.
         sync_every: Steps from one exchange of a fragment to the next.
         fragments: Parts of the model, whose exchanges take turns.
-        fragment_sync_delay: Steps during which an exchange travels.
+        fragment_sync_delay: Steps during which an exchange travels. It begins so many steps before
+            its turn, as torchft's does, and its update arrives at its turn.
         fragment_update_alpha: Share of a rank's own values in the parameters after an exchange.
         codec: As text. None: "raw", or with `gate` one that sends exactly what it lets through.
         gate: As in Schedule: with "bfloat16" it is PULSELoCo. None: a rank sends all its changes.
