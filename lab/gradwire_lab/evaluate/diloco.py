@@ -1,0 +1,232 @@
+"""DiLoCo and its family (Douillard et al. 2023, arXiv:2311.08105): loss against bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from gradwire_lab.evaluate.arms import Arm, arm
+from gradwire_lab.evaluate.charts import Line, Lines
+from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
+from gradwire_lab.evaluate.found import MISSING, Found, interval, table
+
+_SEEDS = 3
+_STEPS = 900
+_BATCH = 32  # sequences of all workers in a step
+_WORKERS = (4, 8)
+_EVERY = (15, 30, 100)
+_USUAL = 30
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+# Learning rates that were tried with `every` 30 and 32 bits, and with DDP. The best is in _BEST.
+_TRIED = {"adamw": (7.5e-4, 1.5e-3, 3e-3), "muon": (6e-3, 1.2e-2, 2.4e-2)}
+_BEST = {("adamw", True): 3e-3, ("adamw", False): 1.5e-3, ("muon", True): 1.2e-2}
+_BEST |= {("muon", False): 1.2e-2}
+_RAW = "32 bits"
+_SPARSE = "2 %, 2 bits"
+_CODECS = {
+    _RAW: "raw",
+    "8 bits": "int8",
+    "4 bits": "qsgd:bits=4,ef=on",
+    "half, 2 bits": "topk2bit:density=0.5",
+    _SPARSE: "topk2bit:density=0.02",
+    "3LC": "3lc:s=1.00,coder=rice",
+}
+_STREAMED = (_RAW, "4 bits", "3LC")
+_STREAMING = {"fragments": 3, "delay": 5, "mix": 0.5}
+
+
+def _arm(
+    codec: str,
+    optimizer: str = "adamw",
+    *,
+    every: int = _USUAL,
+    workers: int = _WORKERS[0],
+    rate: float | None = None,
+    seeds: int = _SEEDS,
+    **changes: Any,
+) -> Arm:
+    """With DiLoCo's outer optimizer; SparseLoCo's where few values are sent; or with DDP."""
+    if codec == "ddp":
+        way: dict[str, Any] = {}
+    elif codec == _CODECS[_SPARSE]:
+        way = {"every": every, "outer": "sgd", "residual_decay": 0.95}
+    else:
+        way = {"every": every, "outer": "nesterov"}
+    return arm(
+        "gpt",
+        codec,
+        seeds=seeds,
+        optimizer=optimizer,
+        learning_rate=rate or _BEST[optimizer, codec == "ddp"],
+        workers=workers,
+        batch=_BATCH // workers,
+        steps=_STEPS,
+        eval_every=_STEPS,
+        **way,
+        **changes,
+    )
+
+
+_DDP = {(o, workers): _arm("ddp", o, workers=workers) for o in _OPTIMIZERS for workers in _WORKERS}
+_ADAMW = {(name, n): _arm(codec, every=n) for name, codec in _CODECS.items() for n in _EVERY}
+_MUON = {
+    (name, n): _arm(codec, "muon", every=n)
+    for name, codec in _CODECS.items()
+    for n in (_EVERY if name == _RAW else (_USUAL,))
+}
+_EIGHT = {name: _arm(codec, workers=_WORKERS[1]) for name, codec in _CODECS.items()}
+_STREAM = {name: _arm(_CODECS[name], **_STREAMING) for name in _STREAMED}
+_TUNING = {
+    (optimizer, way): {rate: _arm(codec, optimizer, rate=rate, seeds=1) for rate in rates}
+    for optimizer, rates in _TRIED.items()
+    for way, codec in (("DDP", "ddp"), ("DiLoCo", "raw"))
+}
+
+
+def _loss(found: Found, one: Arm, base: Arm) -> str:
+    """The mean with its interval, and the ratio to DDP's mean."""
+    ends, theirs = found.finals(one), found.finals(base)
+    if len(ends) < _SEEDS:
+        return f"{len(ends)} of {_SEEDS} runs"
+    mean, half = interval(ends)
+    ratio = f", {mean / fmean(theirs):.3f}" if theirs and one != base else ""
+    return f"{mean:.4f} ± {half:.4f}{ratio}"
+
+
+def _megabytes(found: Found, one: Arm) -> float | None:
+    """What a worker pushes and pulls in a whole training run, the mean of the seeds."""
+    sent = [(run.push_bytes or 0) + (run.pull_bytes or 0) for run in found.runs(one)]
+    return fmean(sent) / 1e6 if sent else None
+
+
+def _size(found: Found, one: Arm) -> str:
+    megabytes = _megabytes(found, one)
+    return MISSING if megabytes is None else f"{megabytes:.3g}"
+
+
+def _by_interval(found: Found) -> str:
+    base = _DDP["adamw", _WORKERS[0]]
+    rows = [["DDP", "", _size(found, base), _loss(found, base, base), "", ""]]
+    for name, codec in _CODECS.items():
+        arms = [_ADAMW[name, n] for n in _EVERY]
+        sizes = ", ".join(_size(found, one) for one in arms)
+        rows.append([name, f"`{codec}`", sizes, *(_loss(found, one, base) for one in arms)])
+    return table(("what is sent", "codec", "MB", *(f"every={n}" for n in _EVERY)), rows)
+
+
+def _by_optimizer(found: Found) -> str:
+    bases = {o: _DDP[o, _WORKERS[0]] for o in _OPTIMIZERS}
+    heads = ("what is sent", "MB", *_OPTIMIZERS.values())
+    rows = [
+        ["DDP", _size(found, bases["adamw"]), *(_loss(found, b, b) for b in bases.values())],
+        *(
+            [
+                f"{name}, every={n}",
+                _size(found, one),
+                _loss(found, _ADAMW[name, n], bases["adamw"]),
+                _loss(found, one, bases["muon"]),
+            ]
+            for (name, n), one in _MUON.items()
+        ),
+    ]
+    return table(heads, rows)
+
+
+def _beside_usual(found: Found, arms: dict[str, Arm], base: Arm, head: str) -> str:
+    usual = _DDP["adamw", _WORKERS[0]]
+    rows = [
+        [name, _loss(found, _ADAMW[name, _USUAL], usual), _loss(found, one, base)]
+        for name, one in arms.items()
+    ]
+    if base != usual:
+        rows.insert(0, ["DDP", _loss(found, usual, usual), _loss(found, base, base)])
+    return table(("what is sent", "table above", head), rows)
+
+
+def _rates(found: Found) -> str:
+    rows = [
+        [f"{way}, {_OPTIMIZERS[o]}", ", ".join(f"{r:g}: {found.text(a)}" for r, a in arms.items())]
+        for (o, way), arms in _TUNING.items()
+    ]
+    return table(("way", "learning rate: held-out loss"), rows)
+
+
+def _line(found: Found, arms: Sequence[Arm]) -> Line:
+    points = []
+    for one in arms:
+        ends, megabytes = found.finals(one), _megabytes(found, one)
+        if len(ends) == _SEEDS and megabytes is not None:
+            mean, half = interval(ends)
+            points.append((megabytes, mean, mean - half, mean + half))
+    return Line(*map(list, zip(*sorted(points), strict=True))) if points else Line([], [])
+
+
+def _picture(found: Found) -> Lines:
+    lines = {"DDP": [_DDP["adamw", _WORKERS[0]]]}
+    lines |= {name: [_ADAMW[name, n] for n in _EVERY] for name in _CODECS}
+    lines["DDP, Muon"] = [_DDP["muon", _WORKERS[0]]]
+    lines |= {"32 bits, Muon": [_MUON[_RAW, n] for n in _EVERY]}
+    drawn = {name: _line(found, arms) for name, arms in lines.items()}
+    return Lines(
+        {name: line for name, line in drawn.items() if line.xs},
+        "MB a worker sends and receives in the training run",
+        "held-out loss (nats a byte)",
+        logarithmic=True,
+        markers=True,
+        looks=tuple(lines),
+    )
+
+
+EVALUATION = Evaluation(
+    "diloco",
+    "DiLoCo and its family: loss against bytes",
+    "Workers step their own models and exchange the change of `every` steps (`LocalSteps`): "
+    "DiLoCo (Douillard et al., arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512), "
+    "SparseLoCo (arXiv:2508.15706) and MuLoCo (arXiv:2505.23725). The outer optimizer is "
+    f"DiLoCo's, Nesterov with momentum 0.9 and rate 0.7; `{_CODECS[_SPARSE]}` goes with "
+    "SparseLoCo's, the plain average and residuals that decay by 0.95. Muon steps the matrices "
+    "inside the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals, and "
+    "code both ways. A cell has the mean of three seeds with its 95 % interval (Student's t), "
+    "and its ratio to DDP's mean. MB are what a worker sends and receives in the whole training "
+    "run.",
+    (
+        Experiment(
+            "Steps between exchanges",
+            "AdamW, four workers. MB belong to the intervals in their order.",
+            (_DDP["adamw", _WORKERS[0]], *_ADAMW.values()),
+            _by_interval,
+            {"bytes": ("held-out loss over megabytes, each codec at three intervals", _picture)},
+        ),
+        Experiment(
+            "Muon",
+            "The same with Muon (MuLoCo), at equal bytes.",
+            (*(_DDP[o, _WORKERS[0]] for o in _OPTIMIZERS), *_MUON.values()),
+            _by_optimizer,
+        ),
+        Experiment(
+            "Streaming",
+            f"Every {_USUAL} steps, in {_STREAMING['fragments']} fragments that take turns; an "
+            f"exchange takes {_STREAMING['delay']} steps, and a worker keeps half of its own "
+            "values. AdamW, four workers.",
+            tuple(_STREAM.values()),
+            partial(_beside_usual, arms=_STREAM, base=_DDP["adamw", _WORKERS[0]], head="streaming"),
+        ),
+        Experiment(
+            "Eight workers",
+            f"As many sequences in a step as with four. Every {_USUAL} steps, AdamW.",
+            (_DDP["adamw", _WORKERS[1]], *_EIGHT.values()),
+            partial(
+                _beside_usual, arms=_EIGHT, base=_DDP["adamw", _WORKERS[1]], head="eight workers"
+            ),
+        ),
+        Experiment(
+            "Learning rates",
+            f"Seed 0 of each rate that was tried (every={_USUAL}, 32 bits); the best, which the "
+            "other tables have, with all seeds.",
+            tuple(one for arms in _TUNING.values() for one in arms.values()),
+            _rates,
+        ),
+    ),
+)
