@@ -55,7 +55,7 @@ def main() -> None:
 
 def compare(given: argparse.Namespace, folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Bytes and seconds of each checkpoint after the first, by way."""
-    source = text.load(None)
+    source = text.load("text", None)
     model = models.build("gpt", *source.shape, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
     batches = source.batches(_BATCH, 1, 0, 0)

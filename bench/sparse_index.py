@@ -62,7 +62,7 @@ class Count:
 def train(density: float, rounds: int) -> list[Count]:
     """A count for each round."""
     torch.manual_seed(0)
-    data = text.load(None)
+    data = text.load("text", None)
     anchor = Gpt(*data.shape, width=128, dropout=0.0)
     models = [Gpt(*data.shape, width=128, dropout=0.0) for _ in range(WORKERS)]
     for model in models:

@@ -18,7 +18,16 @@ from typer import Argument, BadParameter, Option
 from gradwire.cli.output import JsonOption, print_json, warn
 from gradwire.errors import UserError
 from gradwire_lab.cli.records import with_record
-from gradwire_lab.evaluate import diloco, frontier, inceptionn, muloco, qsgd, terngrad, three_lc
+from gradwire_lab.evaluate import (
+    diloco,
+    frontier,
+    inceptionn,
+    larger,
+    muloco,
+    qsgd,
+    terngrad,
+    three_lc,
+)
 from gradwire_lab.evaluate.arms import RESNETS, Setup
 from gradwire_lab.train.recipes import IMAGES
 
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 
 _EVALUATIONS = {
     module.EVALUATION.name: module.EVALUATION
-    for module in (frontier, three_lc, terngrad, qsgd, inceptionn, muloco, diloco)
+    for module in (frontier, three_lc, terngrad, qsgd, inceptionn, muloco, diloco, larger)
 }
 _NAMES_HELP = f"{', '.join(_EVALUATIONS)}. Default: all."
 _OUT_HELP = "Runs, pages and pictures; a run that is there is not repeated."

@@ -28,7 +28,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "steps": 8000,
     },
     "mlp": {"model": "mlp", "weight_decay": 5e-5, "steps": 8000},
+    "resnet20": {"model": "resnet20", "workers": 10, "steps": 6732},
     "gpt": {"model": "gpt", "warmup": 50, "steps": 2500},
+    "gpt10m": {"model": "gpt10m", "steps": 1000},
     "lstm": {"model": "lstm", "steps": 3000},
 }
 RESNETS = tuple(name for name in MODELS if name.startswith("resnet"))

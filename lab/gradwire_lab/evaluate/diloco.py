@@ -30,7 +30,7 @@ _CODECS = {
     "8 bits": "int8",
     "4 bits": "qsgd:bits=4,ef=on",
     "half, 2 bits": "topk2bit:density=0.5",
-    _SPARSE: "topk2bit:density=0.02",
+    _SPARSE: "topk2bit:density=0.02/raw",
     "3LC": "3lc:s=1.00,coder=rice",
 }
 _STREAMED = (_RAW, "4 bits", "3LC")
@@ -95,15 +95,21 @@ def _loss(found: Found, one: Arm, base: Arm) -> str:
     return f"{mean:.4f} ± {half:.4f}{ratio}"
 
 
-def _megabytes(found: Found, one: Arm) -> float | None:
-    """What a worker pushes and pulls in a whole training run, the mean of the seeds."""
-    sent = [(run.push_bytes or 0) + (run.pull_bytes or 0) for run in found.runs(one)]
-    return fmean(sent) / 1e6 if sent else None
+def megabytes(found: Found, one: Arm) -> float | None:
+    """What a worker sends and receives in a whole training run, the mean of the seeds. Workers that
+    code only what they push send it to each other (the exchange broadcast)."""
+    runs = found.runs(one)
+    if not runs:
+        return None
+    pushed = fmean(run.push_bytes or 0 for run in runs) / 1e6
+    if one.codec.endswith("/raw"):
+        return 2 * (found.settings[one].workers - 1) * pushed
+    return pushed + fmean(run.pull_bytes or 0 for run in runs) / 1e6
 
 
 def _size(found: Found, one: Arm) -> str:
-    megabytes = _megabytes(found, one)
-    return MISSING if megabytes is None else f"{megabytes:.3g}"
+    size = megabytes(found, one)
+    return MISSING if size is None else f"{size:.3g}"
 
 
 def _by_interval(found: Found) -> str:
@@ -156,10 +162,10 @@ def _rates(found: Found) -> str:
 def _line(found: Found, arms: Sequence[Arm]) -> Line:
     points = []
     for one in arms:
-        ends, megabytes = found.finals(one), _megabytes(found, one)
-        if len(ends) == _SEEDS and megabytes is not None:
+        ends, size = found.finals(one), megabytes(found, one)
+        if len(ends) == _SEEDS and size is not None:
             mean, half = interval(ends)
-            points.append((megabytes, mean, mean - half, mean + half))
+            points.append((size, mean, mean - half, mean + half))
     return Line(*map(list, zip(*sorted(points), strict=True))) if points else Line([], [])
 
 
@@ -185,12 +191,12 @@ EVALUATION = Evaluation(
     "Workers step their own models and exchange the change of `every` steps (`LocalSteps`): "
     "DiLoCo (Douillard et al., arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512), "
     "SparseLoCo (arXiv:2508.15706) and MuLoCo (arXiv:2505.23725). The outer optimizer is "
-    f"DiLoCo's, Nesterov with momentum 0.9 and rate 0.7; `{_CODECS[_SPARSE]}` goes with "
-    "SparseLoCo's, the plain average and residuals that decay by 0.95. Muon steps the matrices "
-    "inside the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals, and "
-    "code both ways. A cell has the mean of three seeds with its 95 % interval (Student's t), "
-    "and its ratio to DDP's mean. MB are what a worker sends and receives in the whole training "
-    "run.",
+    f"DiLoCo's, Nesterov with momentum 0.9 and rate 0.7. `{_CODECS[_SPARSE]}` goes with "
+    "SparseLoCo's, the plain average and residuals that decay by 0.95; its workers send to "
+    "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
+    "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
+    "the mean of three seeds with its 95 % interval (Student's t), and its ratio to DDP's "
+    "mean. MB are what a worker sends and receives in the whole training run.",
     (
         Experiment(
             "Steps between exchanges",

@@ -77,9 +77,10 @@ def _of_model(settings: TrainSettings) -> _Problems:
         yield "data_dir", "cifar10 needs --data-dir, the folder that holds it"
     if width is not None and recipe.width is None:
         yield "width", f"{model} has no choice of width"
-    if model == "gpt" and width is not None and width % 32:
-        yield "width", f"{width} is no multiple of 32, as gpt needs"
-    if settings.optimizer == "muon" and model != "gpt":
+    is_gpt = model.startswith("gpt")
+    if is_gpt and width is not None and width % 32:
+        yield "width", f"{width} is no multiple of 32, as {model} needs"
+    if settings.optimizer == "muon" and not is_gpt:
         yield "optimizer", f"muon steps the matrices of gpt's blocks, and {model} has none"
     if settings.dropout > 0.0 and model.startswith("resnet"):
         yield "dropout", f"{model} has no dropout"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gradwire_lab.train import text
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.recipes import ACCURACY, TEXT
+from gradwire_lab.train.recipes import ACCURACY, IMAGES
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -86,7 +86,7 @@ Data = Images | text.Text
 
 def load(name: str, data_dir: Path | None) -> Data:
     """A data set of recipes.METRICS. Raises TrainError."""
-    return text.load(data_dir) if name == TEXT else load_images(name, data_dir)
+    return load_images(name, data_dir) if name in IMAGES else text.load(name, data_dir)
 
 
 def load_images(name: str, data_dir: Path | None) -> Images:

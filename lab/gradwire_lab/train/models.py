@@ -7,6 +7,7 @@ All take float32 images (batch, channels, side, side), side 28 or 32, and return
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
     return nn.Sequential(first, *rest)
 
 
-_TEXT_MODELS = {"gpt": Gpt, "lstm": Lstm}
+_TEXT_MODELS = {"gpt": Gpt, "gpt10m": partial(Gpt, layers=8), "lstm": Lstm}
 
 
 def build(

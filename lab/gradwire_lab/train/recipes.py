@@ -52,8 +52,9 @@ LOSS = Metric(
 )
 
 TEXT = "text"
+DICTIONARY = "gcide"
 IMAGES = ("fashion-mnist", "cifar10")
-METRICS = {**dict.fromkeys(IMAGES, ACCURACY), TEXT: LOSS}
+METRICS = {**dict.fromkeys(IMAGES, ACCURACY), TEXT: LOSS, DICTIONARY: LOSS}
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,16 @@ MODELS = {
         batch=8,
         clip=1.0,
         warmup=50,
+    ),
+    "gpt10m": Recipe(
+        sgd=0.05,
+        adam=1e-3,
+        width=320,
+        data=(DICTIONARY,),
+        optimizer="adamw",
+        batch=2,
+        clip=1.0,
+        warmup=100,
     ),
     "lstm": Recipe(sgd=0.5, adam=3e-3, width=256, data=(TEXT,), batch=8, clip=1.0),
 }

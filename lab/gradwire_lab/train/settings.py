@@ -69,7 +69,7 @@ _HELP = {
     "latency": "Milliseconds that a packet travels from link to link, as over a long distance.",
     "model": ", ".join(MODELS),
     "width": "Channels of a ResNet's first stage, or values of a hidden layer. Default: 16 and 8 "
-    "(resnet8), 256 (mlp, lstm), 128 (gpt).",
+    "(resnet8), 256 (mlp, lstm), 128 (gpt), 320 (gpt10m).",
     "dropout": "Share of values dropped.",
     "init": "A .safetensors file of the model, in float32, with which every run begins.",
     "data": f"{', '.join(DATA)}; default: what fits the model.",

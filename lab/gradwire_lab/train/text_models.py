@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BLOCKS = "blocks."  # names of parameters inside them begin so
-_LAYERS = 3
 _HEAD = 32  # values of an attention head
 _STD = 0.02
 _EMBEDDING = 64  # values of a byte, for the LSTM
@@ -46,11 +45,13 @@ class Gpt(nn.Module):
     today: they would go raw, and in so small a model take as many bytes as the compressed weights.
     664,448 parameters for 256 bytes, a context of 64 and a width of 128."""
 
-    def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary: int, context: int, width: int, dropout: float, layers: int = 3
+    ) -> None:
         super().__init__()
         self.bytes = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, dropout) for _ in range(_LAYERS)))
+        self.blocks = nn.Sequential(*(Block(width, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():

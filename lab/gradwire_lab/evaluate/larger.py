@@ -1,0 +1,80 @@
+"""Larger models: ResNet-20 at full width, and a transformer of ten million values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from gradwire.local_schedule import GATED_CODEC
+from gradwire_lab.evaluate.arms import Arm, arm
+from gradwire_lab.evaluate.diloco import megabytes
+from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
+from gradwire_lab.evaluate.found import MISSING, Found, accuracy_table
+
+_SEEDS = 2
+_LONG_STEPS = 25600
+_OUTER = {"every": 30, "outer": "nesterov"}
+
+_GPT: dict[str, tuple[str, dict[str, Any]]] = {
+    "DDP": ("ddp", {}),
+    "LocalSteps, 32 bits": ("raw", {}),
+    "`small`": ("3lc:s=1.00,coder=rice", {}),
+    "`half-byte`": ("qsgd:bits=4", {}),
+    "DiLoCo, 32 bits": ("raw", _OUTER),
+    "SparseLoCo": (
+        "topk2bit:density=0.02/raw",
+        {"every": 30, "outer": "sgd", "residual_decay": 0.95},
+    ),
+    "MuLoCo": ("qsgd:bits=4,ef=on", _OUTER | {"optimizer": "muon", "learning_rate": 4e-3}),
+    "PULSELoCo": (GATED_CODEC, _OUTER | {"gate": "bfloat16"}),
+}
+_IMAGES = {
+    "32-bit float": "raw",
+    "3LC (s=1.00)": "3lc:s=1.00,coder=rice",
+    "3LC (s=1.75)": "3lc:s=1.75,coder=rice",
+    "MQE 1-bit int": "onebit",
+    "5% sparsification": "topk:ratio=0.05",
+}
+_LONG = ("32-bit float", "3LC (s=1.75)")
+
+_GPT_ARMS = {
+    name: arm("gpt10m", codec, seeds=_SEEDS, **changes) for name, (codec, changes) in _GPT.items()
+}
+_IMAGE_ARMS = {name: arm("resnet20", codec, seeds=_SEEDS) for name, codec in _IMAGES.items()}
+_LONG_ARMS = {name: arm("resnet20", _IMAGES[name], steps=_LONG_STEPS) for name in _LONG}
+
+
+def _table(found: Found, arms: dict[str, Arm]) -> str:
+    sizes = {name: megabytes(found, one) for name, one in arms.items()}
+    cells = {name: (MISSING if mb is None else f"{mb:.4g}",) for name, mb in sizes.items()}
+    return accuracy_table(found, arms, ("MB",), cells)
+
+
+EVALUATION = Evaluation(
+    "larger",
+    "Larger models",
+    "What the smaller tasks show, tried on larger ones. MB are what a worker sends and receives in "
+    "the whole training run.",
+    (
+        Experiment(
+            "Transformer of 10 million values",
+            "Eight blocks of width 320; sequences of 256 bytes of the dictionary GCIDE (Debian's "
+            "`dict-gcide` 0.48.5). Rows from DiLoCo on exchange every 30 steps.",
+            tuple(_GPT_ARMS.values()),
+            partial(_table, arms=_GPT_ARMS),
+        ),
+        Experiment(
+            "ResNet-20 at full width",
+            "269,000 values, ten workers x 32. The workers push gradients and pull the change of "
+            "the model.",
+            tuple(_IMAGE_ARMS.values()),
+            partial(_table, arms=_IMAGE_ARMS),
+        ),
+        Experiment(
+            "ResNet-20 with all of 3LC's steps",
+            f"{_LONG_STEPS:,} steps.",
+            tuple(_LONG_ARMS.values()),
+            partial(_table, arms=_LONG_ARMS),
+        ),
+    ),
+)
