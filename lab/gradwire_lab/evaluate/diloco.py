@@ -34,7 +34,7 @@ _CODECS = {
     "3LC": "3lc:s=1.00,coder=rice",
 }
 _STREAMED = (_RAW, "4 bits", "3LC")
-_STREAMING = {"fragments": 3, "delay": 5, "mix": 0.5}
+_STREAMING: dict[str, Any] = {"fragments": 3, "delay": 5, "mix": 0.5}
 
 
 def _arm(

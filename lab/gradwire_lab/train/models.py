@@ -7,6 +7,7 @@ All take float32 images (batch, channels, side, side), side 28 or 32, and return
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -123,7 +124,11 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
     return nn.Sequential(first, *rest)
 
 
-_TEXT_MODELS = {"gpt": Gpt, "gpt10m": partial(Gpt, layers=8), "lstm": Lstm}
+_TEXT_MODELS: dict[str, Callable[[int, int, int, float], nn.Module]] = {
+    "gpt": Gpt,
+    "gpt10m": partial(Gpt, layers=8),
+    "lstm": Lstm,
+}
 
 
 def build(
