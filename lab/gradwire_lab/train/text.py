@@ -29,8 +29,8 @@ _LONG_CONTEXT = 256
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo"}
 _HELD_OUT_EVERY = 20  # files, or blocks of the dictionary
 _BLOCK = 1 << 18
-_TEST_WINDOWS = 768
-_TEST_BATCH = 64
+_TEST_BYTES = 768 * 64  # that an evaluation predicts
+_TEST_BATCH_BYTES = 64 * 64
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,11 @@ class Text:
 
     def test_batches(self) -> Iterator[tuple[Tokens, Tokens]]:
         """The same windows in every evaluation, at equal distances."""
-        last = self.test.size - self.context - 1
-        starts = np.linspace(0, last, _TEST_WINDOWS).astype(np.int64)
-        for first in range(0, _TEST_WINDOWS, _TEST_BATCH):
-            yield windows(self.test, self.context, starts[first : first + _TEST_BATCH])
+        last, count = self.test.size - self.context - 1, _TEST_BYTES // self.context
+        starts = np.linspace(0, last, count).astype(np.int64)
+        batch = _TEST_BATCH_BYTES // self.context
+        for first in range(0, count, batch):
+            yield windows(self.test, self.context, starts[first : first + batch])
 
 
 class Windows:
