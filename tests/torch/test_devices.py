@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -36,6 +37,8 @@ from gradwire.torch import (
     register_backend,
     staging,
 )
+from gradwire.torch.checkpoint import from_bytes, to_bytes
+from gradwire.torch.staging import pack, unpack
 from ways import WAYS, Way, build, fresh_number, integers
 
 THREE_LC = "3lc:s=1.00,coder=rice"
@@ -282,6 +285,80 @@ def test_no_way_copies_or_waits_for_each_parameter(ranks: Cluster, way: str) -> 
     (many,) = ranks.run(1, count_copies, way, 12)
     assert few == many
     assert not few.get("waits")
+
+
+def count_copies_beside_steps(way: str, further: int) -> tuple[Counter[str], Counter[str]]:
+    """Copies of all ranks together while the models are made equal, and while a state is saved and
+    loaded."""
+    models = []
+    for _ in range(min(WAYS[way].ranks)):
+        model = Distances()
+        for place in range(further):
+            model.add_module(f"further{place}", Layer(4, 4))
+        models.append(array_device.to_device(model))
+    counts.clear()
+
+    def job(rank: int) -> Counter[str]:
+        training = build(way, models[rank])
+        training.run(0, lambda *_: torch.zeros(()))
+        dist.barrier()
+        begun = counts.copy()
+        optimizer = training.source
+        saved = to_bytes(optimizer.state_dict())
+        optimizer.load_state_dict(from_bytes(saved))
+        dist.barrier()
+        training.close()
+        return begun
+
+    warnings.simplefilter("ignore")
+    begun = loopback.run(len(models), job)[0]
+    return begun, counts - begun
+
+
+@pytest.mark.parametrize("way", ["LocalSteps, AdamW", "ShardedOptimizer"])
+def test_models_and_states_are_copied_as_a_whole(ranks: Cluster, way: str) -> None:
+    (few,) = ranks.run(1, count_copies_beside_steps, way, 0)
+    (many,) = ranks.run(1, count_copies_beside_steps, way, 12)
+    for less, more in zip(few, many, strict=True):
+        del less["bytes"], more["bytes"]
+        assert less == more
+        assert less["waits"] == 0
+    begun, _ = few
+    assert begun["to_host"] + begun["to_device"] > 0
+
+
+def test_many_tensors_move_in_few_copies(ranks: Cluster) -> None:
+    (found,) = ranks.run(1, move_many)
+    assert found == {"to_host": 2, "to_device": 2}
+
+
+def move_many() -> dict[str, int]:
+    """Tensors of many dtypes, with more bytes than one copy gathers, in an order that suits none."""
+    array_device.install()
+    values = [
+        torch.arange(n, dtype=dtype).reshape(shape)
+        for n, dtype, shape in [
+            (3, torch.bfloat16, (3,)),
+            (6, torch.float32, (2, 3)),
+            (1, torch.int64, ()),
+            (0, torch.float32, (0,)),
+            (5, torch.uint8, (5,)),
+            (4, torch.float16, (2, 2)),
+        ]
+    ]
+    there = [v.to(DEVICE) for v in values] + [torch.zeros(1 << 23).to(DEVICE)]
+    counts.clear()
+    message = pack(there)
+    assert message.tobytes()[: -4 << 23] == b"".join(
+        v.view(-1).view(torch.uint8).numpy().tobytes() for v in values
+    )
+    for each in there:
+        each.zero_()
+    unpack(message, there)
+    found = {name: counts[name] for name in ("to_host", "to_device")}
+    for value, each in zip(values, there, strict=False):
+        assert torch.equal(each.cpu(), value)
+    return found
 
 
 # Bad input --------------------------------------------------------------------------------------

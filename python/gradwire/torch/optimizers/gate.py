@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradwire.torch.parameters import ordinary_tensors
+from gradwire.torch.staging import moved
 
 
 class Gate:
@@ -67,8 +68,8 @@ class Gate:
     @ordinary_tensors()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         def here(saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            pairs = zip(saved, self.kept, strict=True)
-            return [values.to(kept.device, copy=True) for values, kept in pairs]
+            there = moved(saved, [kept.device for kept in self.kept])
+            return [values.clone() for values in there]
 
         self._next = None if state["next"] is None else here(state["next"])
         self.kept = here(state["kept"])

@@ -30,6 +30,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.parameters import ordinary_tensors, wide_of
+from gradwire.torch.staging import overwrite
 
 ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 
@@ -109,8 +110,7 @@ class LateMomentum:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = list(state["steps"])
-        for velocity, values in zip(self.velocities, state["velocities"], strict=True):
-            velocity.copy_(values)
+        overwrite(self.velocities, state["velocities"])
 
 
 class LocalMomentum:
@@ -193,8 +193,7 @@ class LocalMomentum:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = [*self.sums, *self._velocities, *self.exact_of_16_bits()]
         saved = [*state["sums"], *state["velocities"], *state.get("exact", ())]
-        for tensor, values in zip(mine, saved, strict=True):
-            tensor.copy_(values)
+        overwrite(mine, saved)
 
     def exact_of_16_bits(self) -> list[Tensor]:
         """What the parameters of 16 bits would be with 32."""

@@ -17,6 +17,7 @@ from gradwire.errors import keeps_residual
 from gradwire.torch.checkpoint import Residual
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.parameters import all_finite, ordinary_tensors
+from gradwire.torch.staging import moved
 from gradwire.torch.wrapping_optimizer import OwnUse
 
 # These optimizers step a tensor as a whole, or take sparse gradients.
@@ -110,11 +111,11 @@ class Shard:
         replicas: of each parameter, see Piece.
         """
         self._names = list(parameters)
-        for segment in layout.segments:
-            if segment["owner"] != rank:
-                continue
-            name, offset, size = segment["name"], segment["tensor_offset"], segment["numel"]
-            values = _part(replicas[name], offset, size).cpu().clone()
+        own = [segment for segment in layout.segments if segment["owner"] == rank]
+        places = [(s["name"], s["tensor_offset"], s["numel"]) for s in own]
+        on_host = moved(_part(replicas[name], offset, size) for name, offset, size in places)
+        for segment, (name, offset, _), hosted in zip(own, places, on_host, strict=True):
+            values = hosted.clone()
             is_elsewhere = replicas[name].device.type != "cpu"
             piece = Piece(
                 name,
