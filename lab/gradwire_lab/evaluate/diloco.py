@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from gradwire_lab.evaluate.arms import Arm, arm
-from gradwire_lab.evaluate.charts import Line, Lines
+from gradwire_lab.evaluate.charts import Line, Lines, line_through
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Found, interval, table
+from gradwire_lab.evaluate.found import MISSING, Found, table
 
 _SEEDS = 3
-_STEPS = 900
+_STEPS = 600
 _BATCH = 32  # sequences of all workers in a step
 _WORKERS = (4, 8)
 _EVERY = (15, 30, 100)
@@ -86,13 +86,10 @@ _TUNING = {
 
 
 def _loss(found: Found, one: Arm, base: Arm) -> str:
-    """The mean with its interval, and the ratio to DDP's mean."""
+    """The loss, and its ratio to DDP's."""
     ends, theirs = found.finals(one), found.finals(base)
-    if len(ends) < _SEEDS:
-        return f"{len(ends)} of {_SEEDS} runs"
-    mean, half = interval(ends)
-    ratio = f", {mean / fmean(theirs):.3f}" if theirs and one != base else ""
-    return f"{mean:.4f} ± {half:.4f}{ratio}"
+    ratio = f", {fmean(ends) / fmean(theirs):.3f}" if ends and theirs and one != base else ""
+    return found.text(one) + ratio
 
 
 def megabytes(found: Found, one: Arm) -> float | None:
@@ -160,13 +157,9 @@ def _rates(found: Found) -> str:
 
 
 def _line(found: Found, arms: Sequence[Arm]) -> Line:
-    points = []
-    for one in arms:
-        ends, size = found.finals(one), megabytes(found, one)
-        if len(ends) == _SEEDS and size is not None:
-            mean, half = interval(ends)
-            points.append((size, mean, mean - half, mean + half))
-    return Line(*map(list, zip(*sorted(points), strict=True))) if points else Line([], [])
+    sizes = {one: megabytes(found, one) for one in arms}
+    points = [(size, found.ends(one)) for one, size in sizes.items() if size and found.ends(one)]
+    return line_through(sorted(points)) if points else Line([], [])
 
 
 def _picture(found: Found) -> Lines:
@@ -195,7 +188,7 @@ EVALUATION = Evaluation(
     "SparseLoCo's, the plain average and residuals that decay by 0.95; its workers send to "
     "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
     "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
-    "the mean of three seeds with its 95 % interval (Student's t), and its ratio to DDP's "
+    "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's "
     "mean. MB are what a worker sends and receives in the whole training run.",
     (
         Experiment(
