@@ -333,7 +333,7 @@ def test_many_tensors_move_in_few_copies(ranks: Cluster) -> None:
 
 
 def move_many() -> dict[str, int]:
-    """Tensors of many dtypes, with more bytes than one copy gathers, in an order that suits none."""
+    """Tensors of many dtypes, in an order that suits none, and more bytes than one copy takes."""
     array_device.install()
     values = [
         torch.arange(n, dtype=dtype).reshape(shape)
