@@ -27,4 +27,4 @@ def test_two_clients_learn_from_each_other() -> None:
     models, changes = sorted(ratios)[:16], sorted(ratios)[16:]
     print(f"nvflare_fedavg: models {models}, changes {changes} x less than raw")
     assert min(models) > 3.4
-    assert min(changes) > 12
+    assert min(changes) > 3 * max(models)
