@@ -64,12 +64,20 @@ class Stream:
         done.result()
 
 
+class MainStream(Stream):
+    """The program's, whose tensors are the host's: what it queues after an event, it does at once,
+    so the event must have happened."""
+
+    def wait_event(self, event: SimpleNamespace) -> None:
+        event.done.result()
+
+
 class Streams:
     """A module of a device, as torch.cuda is one."""
 
     def __init__(self) -> None:
         self.Stream = Stream
-        self.main, self._here = Stream(), threading.local()
+        self.main, self._here = MainStream(), threading.local()
 
     def current_stream(self, device: Any = None) -> Stream:
         found: Stream = getattr(self._here, "stream", self.main)

@@ -69,7 +69,7 @@ def test_the_training_runs_on_any_device_in_bfloat16(tmp_path: Path, optimizers:
     training = TRAINING.replace(ADAMW, optimizers)
     training = training.replace("= Transformer()", "= Transformer().bfloat16().to(device)")
     found = set()
-    for device in ("cpu", "array_device:0"):
+    for device in ("cpu", "arraydevice:0"):
         program = tmp_path / "program.py"
         of_device = ON_A_DEVICE.replace("DEVICE", repr(device), 1)
         program.write_text(SEED + YOURS + of_device + training + DIGEST, encoding="utf-8")

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
+import array_device
 from gradwire.contrib.qsvrg import QSVRG
 from gradwire.torch import (
     FullyShardComm,
@@ -47,6 +48,7 @@ OnStep = Callable[[int], object]
 Inner = Callable[[list[nn.Parameter]], Optimizer]
 # With these options DDP cuts its buckets once. Otherwise it cuts them again after the first step.
 CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+_CPU = torch.device("cpu")
 _numbers = itertools.count()
 
 
@@ -269,7 +271,7 @@ class FullySharded(Training):
     in_backward = True
 
     def wrap(self) -> nn.Module:
-        mesh = mesh_of(self.way.replicas)
+        mesh = mesh_of(self.way.replicas, next(self.model.parameters()).device)
         for module in (*self.model.children(), self.model):
             fully_shard(
                 module,
@@ -301,9 +303,11 @@ class FullyShardedAlone(FullySharded):
         """There is nothing to close."""
 
 
-def mesh_of(replicas: int) -> DeviceMesh:
+def mesh_of(replicas: int, device: torch.device = _CPU) -> DeviceMesh:
     """PyTorch would give the groups of two dimensions a timeout of 30 minutes."""
     size = dist.get_world_size()
+    if device != _CPU:
+        return array_device.make_mesh(replicas)
     if replicas == 1:
         return init_device_mesh("cpu", (size,))
     names, shape = ("replicas", "shards"), (replicas, size // replicas)
@@ -378,11 +382,12 @@ KINDS: dict[str, Callable[[Way, nn.Module, Inner, Program], Training]] = {
 
 
 def sgd(parameters: list[nn.Parameter]) -> Optimizer:
-    return SGD(parameters, lr=0.05, momentum=0.9)
+    """One by one, as on the CPU: together, parameters of 16 bits are rounded otherwise."""
+    return SGD(parameters, lr=0.05, momentum=0.9, foreach=False)
 
 
 def adamw(parameters: list[nn.Parameter]) -> Optimizer:
-    return AdamW(parameters, lr=2e-3, betas=(0.9, 0.99))
+    return AdamW(parameters, lr=2e-3, betas=(0.9, 0.99), foreach=False)
 
 
 def build(

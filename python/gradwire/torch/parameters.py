@@ -106,10 +106,9 @@ def name_parameters(
             odd = _form_of(tensor)
             if tensor.dtype not in dtypes or odd:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-                remedy = ": make torch.view_as_real of it the parameter"
                 raise TypeError(
-                    f"dense {valid} parameters are exchanged; {name} is {odd or tensor.dtype}"
-                    f"{remedy if tensor.is_complex() else ''}"
+                    f"dense {valid} parameters are exchanged; {name} is "
+                    f"{odd or _describe_dtype(tensor.dtype)}"
                 )
             require_trainable(name, tensor)
             found.append((name, tensor))
@@ -162,6 +161,13 @@ def tensors_in_common(
             f"_set_params_and_buffers_to_ignore_for_model(model, ['{name}'])"
         )
     return found
+
+
+def _describe_dtype(dtype: torch.dtype) -> str:
+    """With what to do instead."""
+    if dtype.is_complex:
+        return f"{dtype}: make torch.view_as_real of it the parameter"
+    return f"{dtype}: make the model float32 (model.float())"
 
 
 def _form_of(tensor: torch.Tensor) -> str:
@@ -343,7 +349,7 @@ def device_of(named: Iterable[NamedTensor]) -> torch.device:
             raise ValueError(
                 f"{first[0]} is on {first[1]} and {name} on {tensor.device}: a rank exchanges the "
                 "parameters of one device. Move the model to one, or give each part of it an "
-                "optimizer of its own"
+                "optimizer, or a DistributedDataParallel, of its own"
             )
     return torch.device("cpu") if first is None else first[1]
 

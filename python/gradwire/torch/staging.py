@@ -75,6 +75,10 @@ class Stage:
         """Work that is queued inside runs after `mark`, and after the work queued here before."""
         return contextlib.nullcontext()
 
+    def follow(self, mark: Any = None) -> None:
+        """What this thread queues from now on runs after `mark` (None: after all copies that are
+        queued), for which the host does not wait."""
+
     def fetch(self, values: torch.Tensor) -> Any:
         """Begins to copy the values to the host; for `on_host`. In the thread that has them."""
         return None
@@ -135,6 +139,11 @@ class _Streaming(Stage):
             if mark is not None:
                 self._stream.wait_event(mark)
             yield
+
+    def follow(self, mark: Any = None) -> None:
+        if self._streams is not None:
+            mark = self._stream.record_event() if mark is None else mark
+            self._streams.current_stream(self.device).wait_event(mark)
 
     def settle(self) -> None:
         if self._stream is not None:

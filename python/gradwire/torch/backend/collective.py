@@ -69,8 +69,8 @@ class Rules:
             self.codecs[op] is not None
             and values.dtype in self.dtypes
             and values.numel() >= self.min_numel
-            and values.is_contiguous()
             and values.layout == torch.strided
+            and values.is_contiguous()
             and (reduction is None or is_reduction(reduction))
         )
 
@@ -116,7 +116,8 @@ class Collective:
         values = self.whole.new_empty(self.rows, columns + len(tensors) - 1)
         self.fill(values[:, :columns])
         if self.op == REDUCE_SCATTER:
-            values[:, columns] = 0.0 if all_finite(values[:, :columns]) else torch.nan
+            # 0 or NaN, for which the host needs no value.
+            values[:, columns] = torch.stack(torch.aminmax(values[:, :columns])).mul(0).sum()
         return BucketJob(step, tensors, values.view(-1), raw=raw, factor=self.factor)
 
     def rows_of(self, values: torch.Tensor) -> torch.Tensor:
@@ -125,7 +126,7 @@ class Collective:
 
     def found_non_finite(self, bucket: Bucket, values: torch.Tensor, rank: int) -> bool:
         """Whether a rank gave NaN or Inf, or a sum is infinite, so that the bucket's exchange of
-        these values made more of them NaN; equal on all ranks."""
+        these values (on the host) made more of them NaN; equal on all ranks."""
         if self.op == REDUCE_SCATTER:
             return not all_finite(values.view(self.rows, -1)[rank, self._columns :])
         return bucket.exchange.non_finite is not None

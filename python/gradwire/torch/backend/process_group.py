@@ -24,14 +24,14 @@ from gradwire.torch.backend.collective import (
     Memories,
     Rules,
 )
+from gradwire.torch.backend.uncompressed import Uncompressed
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
 from gradwire.torch.buckets.reduction import ExchangeWork, factor_of
 from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import agree
-from gradwire.torch.network.loopback import group_here
-from gradwire.torch.network.meeting import Meeting, Where, add_gloo
+from gradwire.torch.network.meeting import Meeting, Where
 from gradwire.torch.network.transport import MakesTransports, Transport, ranks_in_world
 from gradwire.torch.options import Execution
 from gradwire.torch.parameters import writing_to
@@ -41,6 +41,10 @@ NAME = "gradwire"
 CODEC = "int8:bucket=256"
 # What the base class answers itself; all else that is not compressed is passed on.
 _OWN = {"rank", "size", "name", "boxed", "unbox", "BackendType"}
+
+
+# Operation, device, dtype, values, whether they go raw, and the residual's number.
+_Key = tuple[str, torch.device, torch.dtype, int, bool, int]
 
 
 @dataclass
@@ -69,18 +73,17 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self, store: Store, rank: int, size: int, rules: Rules, timeout: timedelta
     ) -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
-        self._inner = inner = _uncompressed(store, rank, size, timeout)
+        self._uncompressed = Uncompressed(store, rank, size, timeout)
+        self._inner = self._uncompressed.group
         self._store = PrefixStore("gradwire/", store)
-        # PyTorch 2.13 renamed these.
-        self._inner_reduce_scatter = _either(inner, "reduce_scatter_single", "_reduce_scatter_base")
-        self._inner_all_gather = _either(inner, "all_gather_single", "_allgather_base")
         self._rules = rules
         self.timeout = timeout
         self._group_name = ""
-        self._buckets: dict[tuple[str, torch.dtype, int, bool, int], Bucket] = {}
+        self._buckets: dict[_Key, Bucket] = {}
         self._memories = Memories()
         self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
         self._calls = 0
+        self._sessions: dict[torch.device, Session] = {}
 
     # What is compressed ------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         values = tensors[0] if several else tensors
         alone = not several or len(tensors) == 1
         if not alone or not self._takes(ALL_REDUCE, values, options.reduceOp):
-            return self._inner.allreduce(tensors, options)
+            return self._uncompressed.run("allreduce", tensors, options)
         given = values.view(1, -1)
         return self._exchange(
             Collective(
@@ -109,7 +112,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def reduce_scatter_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = dist.ReduceScatterOptions() if options is None else options
         if not self._takes(REDUCE_SCATTER, given, options.reduceOp, shard=output):
-            return self._inner_reduce_scatter(output, given, options)
+            return self._uncompressed.run("reduce_scatter_single", output, given, options)
 
         own, size = self.rank(), self.size()
         return self._exchange(
@@ -127,7 +130,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def all_gather_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = AllgatherOptions() if options is None else options
         if not self._takes(ALL_GATHER, output, shard=given):
-            return self._inner_all_gather(output, given, options)
+            return self._uncompressed.run("all_gather_single", output, given, options)
         own, size = self.rank(), self.size()
         return self._exchange(
             Collective(
@@ -157,6 +160,9 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
     allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
 
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._uncompressed.barrier(opts)
+
     # What a group is asked for -----------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch calls it
@@ -169,6 +175,14 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     @property
     def group_name(self) -> Any:
         return self._group_name
+
+    def _check_session(self) -> None:
+        for session in self._sessions.values():
+            session.check()
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
 
     def shutdown(self) -> None:
         self.close()
@@ -200,7 +214,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         group below says so."""
         takes = self.size() > 1 and self._rules.takes(op, values, reduction)
         if shard is not None:
-            takes &= shard.dtype == values.dtype and shard.is_contiguous()
+            takes &= shard.dtype == values.dtype and shard.device == values.device
+            takes &= shard.is_contiguous()
             takes &= shard.numel() * self.size() == values.numel()
         if not takes:
             self._counts[op].passed_on += 1
@@ -216,30 +231,32 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     def _exchange(self, collective: Collective, output: torch.Tensor) -> dist.Work:
         self._check_session()
-        if self._session is None:
-            self._session = self._connect(output.device)
-        session = self._session
+        if output.device not in self._sessions:
+            self._sessions[output.device] = self._connect(output.device)
+        session = self._sessions[output.device]
         self._calls += 1
         step, counts = self._calls, self._counts[collective.op]
         number, released = self._find_residual(collective.whole)
 
-        def run(wire: Transport, raw: bool) -> tuple[torch.Tensor, Bucket]:
-            job = collective.job(step, raw)
+        def run(wire: Transport, raw: bool) -> tuple[torch.Tensor, bool]:
+            """The exchanged values, and whether they must go raw."""
+            job, device = collective.job(step, raw), output.device
             with session.stage.on_host(job.values) as values:
                 there = replace(job, values=values)
-                bucket = self._bucket_for(collective.op, number, there, session, wire)
+                bucket = self._bucket_for(collective.op, device, number, there, wire)
                 bucket.average(there, wire)
+                is_spoiled = collective.found_non_finite(bucket, values, wire.rank)
             counted = StepCounters()
             bucket.count_into(counted)
             counts.sent_bytes += counted.push_bytes + counted.pull_bytes
             counts.raw_bytes += counted.raw_bytes
-            return job.values, bucket
+            return job.values, is_spoiled
 
         def work(wire: Transport) -> torch.Tensor:
             self._drop(released)
-            values, bucket = run(wire, raw=False)
+            values, is_spoiled = run(wire, raw=False)
             counts.compressed += 1
-            if collective.found_non_finite(bucket, values, wire.rank):
+            if is_spoiled:
                 values, _ = run(wire, raw=True)  # residuals are as before
             with writing_to(output):
                 collective.deliver(collective.rows_of(values))
@@ -256,7 +273,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         return self._memories.number_of(values), self._memories.forget_released()
 
     def _drop(self, numbers: list[int]) -> None:
-        for key in [key for key in self._buckets if key[-1] in numbers]:
+        for key in [key for key in list(self._buckets) if key[-1] in numbers]:
             if values := self._buckets.pop(key).kept_values:
                 warnings.warn(
                     f"a residual of {values:,} values is dropped, because the memory of the tensor "
@@ -267,19 +284,20 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
                 )
 
     def _bucket_for(
-        self, op: str, number: int, job: BucketJob, session: Session, wire: Transport
+        self, op: str, device: torch.device, number: int, job: BucketJob, wire: Transport
     ) -> Bucket:
-        key = op, job.values.dtype, job.values.numel(), job.raw, number
+        values = job.values
+        key = op, device, values.dtype, values.numel(), job.raw, number
         if key not in self._buckets:
             settings = self._rules.settings_of(op)
-            bucket = Bucket(job, settings, wire, session.stage.shard_codecs)
+            bucket = Bucket(job, settings, wire, self._sessions[device].stage.shard_codecs)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
         return self._buckets[key]
 
     def _connect(self, device: torch.device) -> Session:
         GradwireGroup.has_compressed = True
-        if self.rank() == 0:
+        if self.rank() == 0 and not self._sessions:
             print(self._rules.describe(), file=sys.stderr)
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())
         where: Where = self._inner
@@ -290,14 +308,9 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         return session
 
 
-def _either(inner: dist.ProcessGroup, new: str, old: str) -> Callable[..., dist.Work]:
-    found: Callable[..., dist.Work] = getattr(inner, new if hasattr(inner, new) else old)
-    return found
-
-
 def _passed_on(name: str) -> Callable[..., Any]:
     def call(self: GradwireGroup, *args: Any, **options: Any) -> Any:
-        return getattr(self._inner, name)(*args, **options)
+        return self._uncompressed.run(name, *args, **options)
 
     call.__name__ = name
     return call
@@ -326,7 +339,7 @@ def register_backend(
 
     Every group of this backend (also those of dist.new_group and of a DeviceMesh) compresses the
     operations that have a codec, on any device, and sends the rest over Gloo on the CPU and NCCL on
-    CUDA; on another device the rest is refused, so DDP needs gradwire_hook there. What it
+    CUDA; on another device the rest is copied to the host, sent over Gloo and copied back. What it
     compresses, it says on stderr of the group's first rank. DDP, FSDP2 and DTensor call these
     operations. A group knows values alone, and not whose they are, so it keeps no residuals:
     gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits. A tensor with NaN or
@@ -377,20 +390,3 @@ def _monitored_barrier(
         target.monitored_barrier(timeout or target.timeout, wait_all_ranks)  # type: ignore[attr-defined] # passed on
     else:
         _pytorchs_barrier(group, timeout, wait_all_ranks)
-
-
-def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    if (here := group_here(store, rank, size)) is not None:
-        return here
-    group = dist.ProcessGroup(store, rank, size)
-    add_gloo(group, PrefixStore("cpu/", store), timeout)
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        from torch.distributed.distributed_c10d import ProcessGroupNCCL
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        nccl = ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
-        nccl._set_sequence_number_for_group()
-        kind = dist.ProcessGroup.BackendType.NCCL
-        group._register_backend(torch.device("cuda"), kind, nccl)
-    return group

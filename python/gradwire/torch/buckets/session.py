@@ -37,10 +37,12 @@ _T = TypeVar("_T")
 
 
 class Averaged(NamedTuple):
-    """The counters of a step, and the values that the host reads, f32."""
+    """The counters of a step, the values that the host reads (f32), and what a thread calls before
+    it queues work with the bucket's average."""
 
     counters: StepCounters
     beside: torch.Tensor
+    follow: Callable[[], None] = lambda: None
 
 
 class Session:
@@ -160,12 +162,12 @@ class Session:
                         if fault
                         else "the gradient of another rank is not finite, or the sum of all"
                     )
-                read = values[values.numel() - beside :].float()
+                read = values[values.numel() - beside :].float().clone()
             if not counters.skipped and residual_decay != 1.0:
                 self.runner.scale_residuals(job.index, residual_decay)
             self.runner.kept.confirm()
-            self.stage.settle()
-            return Averaged(counters, read.clone())
+            copied = self.stage.mark(job.values)
+            return Averaged(counters, read, partial(self.stage.follow, copied))
 
         return self.start(work, _describe(job), job.values)
 

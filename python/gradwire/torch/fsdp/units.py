@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch.network.engine import Unused
-from gradwire.torch.parameters import NamedShape, clean_name, named_parameters
+from gradwire.torch.parameters import EXCHANGED, NamedShape, clean_name, named_parameters
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -190,6 +190,25 @@ class Unit:
             for p in self.reduced
         )
 
+    def require_exchanged(self) -> None:
+        """Raises TypeError for a parameter whose gradient is reduced in another dtype than those
+        that are exchanged."""
+        policy = self._group.mp_policy
+        for p in self._trainable():
+            dtype = p.sharded_param.dtype
+            if dtype.is_floating_point:
+                dtype = policy.reduce_dtype or policy.param_dtype or dtype
+            if dtype not in EXCHANGED:
+                remedy = (
+                    "make torch.view_as_real of it the parameter"
+                    if dtype.is_complex
+                    else "give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+                )
+                raise TypeError(
+                    "float32, bfloat16 and float16 gradients are exchanged; that of "
+                    f"{self._name(p)} is reduced as {dtype}: {remedy}"
+                )
+
     def _trainable(self) -> list[Any]:
         return [p for p in self._group.fsdp_params if p.sharded_param.requires_grad]
 
@@ -209,7 +228,8 @@ class Unit:
 
 def find_units(model: nn.Module) -> list[Unit]:
     """The units of the model, those around others first. Raises TypeError for a model that is not
-    sharded as a whole, ValueError for units with several meshes or without shards."""
+    sharded as a whole, or has gradients that are not exchanged; ValueError for units with several
+    meshes or devices, or without shards."""
     if not isinstance(model, FSDPModule):
         inner = any(isinstance(module, FSDPModule) for module in model.modules())
         raise TypeError(
@@ -252,6 +272,8 @@ def find_units(model: nn.Module) -> list[Unit]:
                 "good: use that one, or shard a new model"
             )
         units.append(Unit(len(units), module, groups[0], names))
+    for unit in units:
+        unit.require_exchanged()
     meshes = [_describe_mesh(unit) for unit in units]
     for unit, mesh in zip(units, meshes, strict=True):
         if mesh != meshes[0]:
@@ -267,7 +289,7 @@ def _describe_mesh(unit: Unit) -> str:
         "none" if group is None else str(dist.get_process_group_ranks(group))
         for group in (unit.shards, unit.replicas)
     )
-    return f"shards {shards}, replicas {replicas}"
+    return f"shards {shards}, replicas {replicas}, on {unit.device}"
 
 
 def _tensors_of(parameter: Any) -> list[Any]:

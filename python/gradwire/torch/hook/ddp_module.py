@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch.checkpoint import MemoryOrder
-from gradwire.torch.parameters import named_parameters, uncompiled
+from gradwire.torch.network.transport import ranks_in_world
+from gradwire.torch.parameters import clean_name, named_parameters, uncompiled
 
 
 def find_module(state: object, parameters: Sequence[torch.Tensor]) -> DistributedDataParallel:
@@ -75,8 +76,15 @@ def _names_in(
     return [names.get(id(parameter)) for parameter in parameters]
 
 
+def averaged(module: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
+    """The parameters whose gradients DDP averages."""
+    ignored = set(map(clean_name, module.parameters_to_ignore))
+    return [(n, p) for n, p in named_parameters(module) if p.requires_grad and n not in ignored]
+
+
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    return dist.get_process_group_ranks(group)
+    """Empty for a group that torch.distributed does not know, which is refused later."""
+    return dist.get_process_group_ranks(None) if group is None else ranks_in_world(group)
 
 
 def check_ranks(module: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:

@@ -22,11 +22,17 @@ from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.ledger import Ledger
 from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.hook.ddp_module import BucketOrders, check_ranks, find_module, module_in
+from gradwire.torch.hook.ddp_module import (
+    BucketOrders,
+    averaged,
+    check_ranks,
+    find_module,
+    module_in,
+)
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import NamedShape, named_parameters, require_dense
+from gradwire.torch.parameters import NamedShape, device_of, named_parameters, require_dense
 from gradwire.torch.staging import is_capturing
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
@@ -306,6 +312,7 @@ class GradwireState(SessionOwner):
                 "the module that GradwireState(model=) was given does not have the parameters of "
                 "this bucket: give the one that the hook is registered with"
             )
+        device_of(averaged(module))
         self._names = names
         self._settings = self._settings.with_last_excluded(self._shapes(trainable=True))
         if self._loaded is not None:
@@ -325,6 +332,8 @@ class GradwireState(SessionOwner):
         if not dist.is_initialized():
             return 0, 1
         group = self._settings.process_group
+        if isinstance(group, dist.ProcessGroup):  # also one that torch.distributed does not know
+            return group.rank(), group.size()
         return dist.get_rank(group), dist.get_world_size(group)
 
     def _watch_optimizer(self) -> None:
@@ -340,7 +349,7 @@ class GradwireState(SessionOwner):
         if values.dtype not in RAW_CODECS:
             raise TypeError(
                 "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
-                f"{values.dtype}"
+                f"{values.dtype}: make the model float32 (model.float())"
             )
         if values.device == self._device:
             return

@@ -213,15 +213,24 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
         meeting = where
     else:
         world = where or dist.group.WORLD
-        assert world is not None, "init_process_group was not called"
+        if world is None:
+            raise CommunicationError(
+                "there is no process group: call torch.distributed.init_process_group first"
+            )
         names = ranks_in_world(world)
         if isinstance(world, MakesTransports):
             wire, store = world.make_transport(timeout)
             return wire, names, store
         # A group that is written in Python does not know its store, but the world does.
-        store = world.get_group_store() or distributed_c10d._world.pg_map[world][1]
-        _require_gloo(world)
-        meeting = Meeting(store, world.rank(), world.size(), names, group=world)
+        known = distributed_c10d._world.pg_map.get(world)
+        place = world.get_group_store() or (known and known[1])
+        if place is None:
+            raise CommunicationError(
+                f"the process group {world.name()} has no store, where gradwire's ranks meet: make "
+                "it by torch.distributed.init_process_group or new_group"
+            )
+        require_gloo(f" beside {world.name()}")
+        meeting = Meeting(place, world.rank(), world.size(), names, group=world)
 
     def make(store: Store) -> dist.ProcessGroup:
         group = dist.ProcessGroup(store, meeting.rank, meeting.world_size)
@@ -232,9 +241,9 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
     return Wire(group, timeout, meeting.numbers), meeting.names, store
 
 
-def _require_gloo(group: dist.ProcessGroup) -> None:
+def require_gloo(beside: str = "") -> None:
     """Raises CommunicationError where Gloo finds no network interface, which is no other rank's
-    fault."""
+    fault. beside: for the message, beside which group."""
     interfaces = [name for name in os.environ.get(_INTERFACES, "").split(",") if name]
     try:
         for interface in interfaces:
@@ -244,8 +253,8 @@ def _require_gloo(group: dist.ProcessGroup) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise CommunicationError(
-            "gradwire's messages go between tensors of the CPU, over a Gloo group beside "
-            f"{group.name()}, and Gloo finds no network interface here ({reason}): set "
+            "gradwire's messages go between tensors of the CPU, over a Gloo group"
+            f"{beside}, and Gloo finds no network interface here ({reason}): set "
             f"{_INTERFACES} to the one that leads to the other ranks, such as eth0"
         ) from error
 

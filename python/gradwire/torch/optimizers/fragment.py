@@ -56,6 +56,12 @@ class Flight:
     unused: Callable[[], Sequence[int]]  # places that no rank had a gradient of, when it has ended
     arrived: StepCounters | None = None  # the noise has taken the result in
 
+    def wait(self) -> Averaged:
+        """For the result, with which the device's further work can go on."""
+        averaged = self.result.result()
+        averaged.follow()
+        return averaged
+
 
 class Fragment:
     """Some parameters of a model, the anchors from which they depart, and the exchange under way.
@@ -184,7 +190,7 @@ class Fragment:
         """Waits for the result under way, which the noise takes in; `apply` must follow."""
         assert self.flight is not None
         if self.flight.arrived is None:
-            self.flight.arrived, beside = self.flight.result.result()
+            self.flight.arrived, beside, _ = self.flight.wait()
             if not self.flight.arrived.skipped and self.noise is not None:
                 self.noise.update(beside[: self._sketch_numel])
             if self._takes_notes and not self.flight.arrived.skipped:
@@ -262,7 +268,7 @@ class Fragment:
             "local_momentum": None if self.local is None else self.local.state_dict(),
             "under_way": flight
             and {
-                "finite": not flight.result.result().counters.skipped,
+                "finite": not flight.wait().counters.skipped,
                 "values": flight.bucket.values.clone(),
                 "steps": flight.steps,
                 "due": flight.due,

@@ -66,10 +66,12 @@ class ReplicaBucket:
         self.parts = split_like(self.values[:numel], parameters)
         self._numel = numel
 
-    def find_non_finite(self) -> str | None:
-        """Where the first NaN or Inf of the parameters is, as text; None if there is none."""
-        fault, _ = self.look_with(self.beside[:0])
-        return fault
+    def find_non_finite(self, values: torch.Tensor) -> str | None:
+        """Where the first NaN or Inf of the parameters is, as text; None if there is none.
+
+        values: Those of the bucket, or a copy on the host.
+        """
+        return None if all_finite(values[: self._numel]) else self._describe_fault()
 
     def look_with(self, others: torch.Tensor) -> tuple[str | None, list[float]]:
         """What `find_non_finite` returns, and other values, f32 and flat; the host waits once."""

@@ -179,18 +179,18 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         bucket = self._bucket
         for (name, parameter), part in zip(self._replica.named, bucket.parts, strict=True):
             copy_gradient(name, parameter, part)
-        fault = None if self._marks_non_finite else bucket.find_non_finite()
-        if fault is not None:
-            bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
         unused = Unused(i for i, p in enumerate(self._replica.parameters) if p.grad is None)
         with self._stage.on_host(bucket.values) as values:
+            fault = None if self._marks_non_finite else bucket.find_non_finite(values)
+            if fault is not None:
+                values.fill_(torch.nan)  # in every shard, so that no owner steps
             self._shard.begin(values, unused)
             job = BucketJob(
                 self._steps, bucket.tensors, values, unused=unused, alike=self._options_text()
             )
             is_applied = not self._session.average(job, fault).result().counters.skipped
             self._shard.follow(is_applied)
-        self._stage.settle()
+        self._stage.follow()
         if is_applied:
             self._add_changes()
         self._steps += 1
