@@ -77,6 +77,11 @@ struct GRADWIRE_EXPORT ServerOptions {
     kUpdates,    // the change of the server's model
     kGradients,  // the average of the pushes
   };
+  // Whose pushes a version counts.
+  enum class Turns : uint8_t {
+    kOwn,  // one of each worker
+    kAny,  // also further ones of a worker, in the turns of those that are behind
+  };
   // What happens to a worker that lacks more versions than `history` keeps.
   enum class Behind : uint8_t {
     kRefuse,  // its push is an error that names it (kLimitExceeded)
@@ -84,7 +89,8 @@ struct GRADWIRE_EXPORT ServerOptions {
   };
 
   Pulls pulls = Pulls::kUpdates;
-  uint32_t backup = 0;     // a version is finished without its last `backup` pushes
+  uint32_t backup = 0;  // a version is finished without its last `backup` pushes
+  Turns turns = Turns::kOwn;
   uint64_t staleness = 0;  // versions that a worker may have pushed and not pulled when it goes on
   uint64_t history = 64;   // finished versions that are kept for late workers
   Behind behind = Behind::kRefuse;

@@ -45,7 +45,18 @@ namespace gradwire {
 // its version was finished, the server drops it and answers with all versions that the worker
 // lacks; the worker's next push is then for the version under way. If a worker has a newer version
 // from one server than from another, its step is for the oldest, and it sends no push to the
-// servers that are ahead.
+// servers that are ahead, but asks them for newer versions (a packet without frames, 32 bytes).
+//
+// With turns=any a worker whose push has come may be given another turn: it then pushes a gradient
+// of its next images for the same version, in the turn of a worker that was not sent the version
+// before. A version is finished when the first `workers - backup` pushes have come, whoever sent
+// them (TensorFlow's SyncReplicasOptimizer, which 3LC extends: section 2.1). The server adds the
+// first pushes of all workers, then the others, each in ascending order of ranks; a turn is a
+// packet without frames, 32 bytes.
+//
+// A model can be cut into parts with an exchange each, so that a part is pushed while others are
+// computed (Layout's `owner`). A step pushes for the oldest next_version() of the parts; those that
+// are ahead hold_back().
 
 // A server's side, which make_exchange makes for its ranks. start() begins the version `step`,
 // which must be version(); done() says that this version is complete. ExchangeOptions::update gets
@@ -103,10 +114,17 @@ class GRADWIRE_EXPORT WorkerSide : public Exchange {
   [[nodiscard]] virtual uint64_t version(uint32_t server) const = 0;
   // The version for which the next start pushes.
   [[nodiscard]] virtual uint64_t next_version() const = 0;
+  // With turns=any: whether the next start pushes for a version once more. done() is true then,
+  // although the version is still to come.
+  [[nodiscard]] virtual bool has_turn() const = 0;
+  // Leaves out the push of this step, because another part of the model is at an older version: a
+  // push for a newer one might wait for other workers, while they wait for this worker. It asks the
+  // servers for the versions that this worker lacks, and counts in dropped_pushes().
+  virtual Status hold_back() = 0;
   // As ServerSide::set_version.
   virtual Status set_version(uint32_t server, uint64_t version) = 0;
   // For each server's rank, the number of pushes that this worker left out because it had a newer
-  // version from that server than from another.
+  // version from that server than from another, or called hold_back().
   [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
   // Says that this worker now has the server's tensors as of `version`, which must be newer than
   // its own (else kInvalidArgument), and pulls from there. Gradients that it pushed for earlier

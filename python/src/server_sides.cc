@@ -36,6 +36,12 @@ ServerOptions::Pulls parse_pulls(const std::string& pulls) {
         "pulls is '" + pulls + "'; valid are 'updates' and 'gradients'");
 }
 
+ServerOptions::Turns parse_turns(const std::string& turns) {
+  if (turns == "own") return ServerOptions::Turns::kOwn;
+  if (turns == "any") return ServerOptions::Turns::kAny;
+  raise(StatusCode::kInvalidArgument, "turns is '" + turns + "'; valid are 'own' and 'any'");
+}
+
 // Makes the exchange of a rank; `side` says which side it must be.
 template <typename Side, Side* (*kAsSide)(Exchange*)>
 std::unique_ptr<Exchange> make_side(const PyLayout& layout, uint32_t rank, Execution execution,
@@ -51,8 +57,9 @@ std::unique_ptr<Exchange> make_side(const PyLayout& layout, uint32_t rank, Execu
 
 void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
                     std::optional<nb::typed<nb::callable, nb::object()>> update,
-                    const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
-                    int threads, const std::string& target, uint64_t seed) {
+                    const std::string& pulls, uint32_t backup, const std::string& turns,
+                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
+                    uint64_t seed) {
   std::shared_ptr<Callback> callback;
   ExchangeOptions options;
   options.seed = seed;
@@ -62,6 +69,7 @@ void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
   }
   const ServerOptions server = {.pulls = parse_pulls(pulls),
                                 .backup = backup,
+                                .turns = parse_turns(turns),
                                 .staleness = staleness,
                                 .history = history,
                                 .behind = ServerOptions::Behind::kReport};
@@ -73,16 +81,20 @@ void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
 
 void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
                     nb::typed<nb::callable, nb::object(uint32_t, uint64_t)> apply,
-                    const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
-                    int threads, const std::string& target, uint64_t seed) {
+                    const std::string& pulls, uint32_t backup, const std::string& turns,
+                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
+                    uint64_t seed) {
   const auto callback = std::make_shared<Callback>(std::move(apply));
   ExchangeOptions options;
   options.seed = seed;
   options.apply = [callback](uint32_t server, uint64_t version, std::span<const float>) {
     return (*callback)(server, version);
   };
-  const ServerOptions server = {
-      .pulls = parse_pulls(pulls), .backup = backup, .staleness = staleness, .history = history};
+  const ServerOptions server = {.pulls = parse_pulls(pulls),
+                                .backup = backup,
+                                .turns = parse_turns(turns),
+                                .staleness = staleness,
+                                .history = history};
   new (self) PyWorker(make_side<WorkerSide, &as_worker>(
                           layout, rank, value_or_raise(Execution::create(target, threads)), server,
                           std::move(options), "worker"),
@@ -97,9 +109,9 @@ nb::class_<Side, PyExchange> bind_side(nb::module_& module, const char* name, co
                                        const char* dropped_doc) {
   return nb::class_<Side, PyExchange>(module, name, nb::type_slots(exchange_slots), doc)
       .def("__init__", make, nb::arg("layout"), nb::arg("rank"), nb::arg(callback), nb::kw_only(),
-           nb::arg("pulls") = "updates", nb::arg("backup") = 0, nb::arg("staleness") = 0,
-           nb::arg("history") = 64, nb::arg("threads") = 1, nb::arg("target") = "auto",
-           nb::arg("seed") = 0)
+           nb::arg("pulls") = "updates", nb::arg("backup") = 0, nb::arg("turns") = "own",
+           nb::arg("staleness") = 0, nb::arg("history") = 64, nb::arg("threads") = 1,
+           nb::arg("target") = "auto", nb::arg("seed") = 0)
       .def_prop_ro(
           "dropped_pushes", [](Side& self) { return self.side().dropped_pushes(); }, dropped_doc);
 }
@@ -164,6 +176,14 @@ void bind_server_sides(nb::module_& module) {
       .def_prop_ro(
           "next_version", [](PyWorker& self) { return self.side().next_version(); },
           "The version for which the next start pushes.")
+      .def_prop_ro(
+          "has_turn", [](PyWorker& self) { return self.side().has_turn(); },
+          "With turns='any': whether the next start pushes for a version once more. `done` is true "
+          "then, although the version is still to come.")
+      .def(
+          "hold_back", [](PyWorker& self) { raise_if_error(self.side().hold_back()); },
+          "Leaves out the push of this step, because another part of the model is at an older "
+          "version, and asks for the versions that this worker lacks.")
       .def(
           "set_version",
           [](PyWorker& self, uint32_t server, uint64_t version) {

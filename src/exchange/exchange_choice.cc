@@ -140,8 +140,10 @@ bool ExchangeChoice::set_of_server(std::string_view key, std::string_view value)
     return value == first || value == second;
   };
   using enum ServerOptions::Pulls;
+  using enum ServerOptions::Turns;
   using enum ServerOptions::Behind;
   if (key == "pulls") return choose("updates", "gradients", server_.pulls, kUpdates, kGradients);
+  if (key == "turns") return choose("own", "any", server_.turns, kOwn, kAny);
   if (key == "behind") return choose("refuse", "report", server_.behind, kRefuse, kReport);
   if (key == "backup") return parse_whole(value, server_.backup);
   return parse_whole(value, key == "staleness" ? server_.staleness : server_.history);
@@ -155,6 +157,7 @@ std::string ServerOptions::text() const {
   };
   add(pulls != kDefault.pulls, "pulls", "gradients");
   add(backup != kDefault.backup, "backup", std::to_string(backup));
+  add(turns != kDefault.turns, "turns", "any");
   add(staleness != kDefault.staleness, "staleness", std::to_string(staleness));
   add(history != kDefault.history, "history", std::to_string(history));
   add(behind != kDefault.behind, "behind", "report");

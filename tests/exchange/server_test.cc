@@ -542,20 +542,24 @@ TEST(Server, ItsTextHoldsItsOptions) {
   const auto parsed = [](const std::string& text) { return ExchangeChoice::parse(text); };
   const ServerOptions all = {.pulls = ServerOptions::Pulls::kGradients,
                              .backup = 1,
+                             .turns = ServerOptions::Turns::kAny,
                              .staleness = 2,
                              .history = 3,
                              .behind = ServerOptions::Behind::kReport};
-  const std::string text = "server:pulls=gradients,backup=1,staleness=2,history=3,behind=report";
+  const std::string text =
+      "server:pulls=gradients,backup=1,turns=any,staleness=2,history=3,behind=report";
   EXPECT_EQ(all.text(), text);
   const ServerOptions again = parsed(text).value().server();
   EXPECT_EQ(again.pulls, all.pulls);
   EXPECT_EQ(again.backup, 1u);
+  EXPECT_EQ(again.turns, all.turns);
   EXPECT_EQ(again.staleness, 2u);
   EXPECT_EQ(again.history, 3u);
   EXPECT_EQ(again.behind, all.behind);
   EXPECT_EQ(parsed("server:pulls=updates,history=64").value().text(), "server");
-  for (const char* bad : {"server:pulls=all", "server:backup=-1", "server:ranks=2", "server:backup",
-                          "hierarchical:between=server", "hierarchical:within=server"}) {
+  for (const char* bad :
+       {"server:pulls=all", "server:backup=-1", "server:turns=each", "server:ranks=2",
+        "server:backup", "hierarchical:between=server", "hierarchical:within=server"}) {
     EXPECT_EQ(parsed(bad).status().code(), StatusCode::kInvalidArgument) << bad;
   }
 }

@@ -48,12 +48,22 @@ Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_
                    " versions is too short for workers that may be " +
                    std::to_string(options.staleness) + " behind");
   }
-  std::string name = "server, backup workers " + std::to_string(options.backup) + ", staleness " +
-                     std::to_string(options.staleness);
-  if (options.pulls != ServerOptions::Pulls::kGradients) {
-    GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
-    return ServerEnd{.endpoint = std::move(endpoint), .scales = {}};
+  const bool gives_turns = options.turns == ServerOptions::Turns::kAny;
+  if (gives_turns && (options.backup == 0 || options.staleness > 0)) {
+    return invalid(
+        "turns=any gives the turns of late workers to others, which otherwise wait: "
+        "backup must be at least 1, and staleness 0");
   }
+  std::string name = "server, backup workers " + std::to_string(options.backup) +
+                     (gives_turns ? ", turns of any" : "") + ", staleness " +
+                     std::to_string(options.staleness);
+  const auto make_end = [&]() -> Result<ServerEnd> {
+    GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
+    ServerEnd end = {.endpoint = std::move(endpoint), .scales = {}};
+    end.signals = end.endpoint.add_round(PacketWriter::max_size({}));
+    return end;
+  };
+  if (options.pulls != ServerOptions::Pulls::kGradients) return make_end();
   name += ", pulls of gradients";
   const std::string here = noun + " " + name_of(setup.rank) + ", pulls of gradients";
   const bool shares = std::ranges::any_of(setup.layout->segments(), pushes_trits);
@@ -67,8 +77,7 @@ Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_
     GW_ASSIGN_OR_RETURN(Layout changed, with_pulled_sums(here, *setup.layout));
     setup.layout = std::make_shared<const Layout>(std::move(changed));
   }
-  GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
-  ServerEnd end = {.endpoint = std::move(endpoint), .scales = {}};
+  GW_ASSIGN_OR_RETURN(ServerEnd end, make_end());
   if (!shares) return end;
   GW_ASSIGN_OR_RETURN(end.scales, ScaleRound::create(end.endpoint, here));
   for (uint32_t server : server_ranks(*setup.layout)) {
@@ -79,6 +88,19 @@ Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_
   return end;
 }
 
+Status send_signal(Endpoint& endpoint, uint32_t signals, uint32_t peer, Direction direction,
+                   uint64_t version) {
+  GW_ASSIGN_OR_RETURN(PacketWriter writer, PacketWriter::create({}));
+  writer.begin({.direction = direction,
+                .source = static_cast<uint16_t>(endpoint.ranks().own()),
+                .step = version,
+                .layout_digest = endpoint.digest(signals)});
+  const std::span<const std::byte> packet = writer.finish();
+  endpoint.send(peer, direction,
+                std::make_shared<const std::vector<std::byte>>(packet.begin(), packet.end()));
+  return {};
+}
+
 ServerSide* as_server(Exchange* exchange) { return dynamic_cast<ServerSide*>(exchange); }
 WorkerSide* as_worker(Exchange* exchange) { return dynamic_cast<WorkerSide*>(exchange); }
 
@@ -87,6 +109,7 @@ namespace {
 constexpr CodecParameter kParameters[] = {
     {"pulls", "updates", "updates|gradients", "what workers pull"},
     {"backup", "0", "WORKERS", "pushes that a version does not wait for"},
+    {"turns", "own", "own|any", "whose pushes a version counts: one of each worker, or any"},
     {"staleness", "0", "VERSIONS", "how many a worker may have pushed and not pulled"},
     {"history", "64", "VERSIONS", "finished ones that are kept for late workers"},
     {"behind", "refuse", "refuse|report", "what happens to a worker that lacks more"},

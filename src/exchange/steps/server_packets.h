@@ -21,7 +21,14 @@ std::vector<uint32_t> server_ranks(const Layout& layout);
 struct ServerEnd {
   Endpoint endpoint;
   std::optional<ScaleRound> scales;  // nothing: no trits have shared scales
+  // The number of the packets without frames: a server gives a worker another turn with one, and a
+  // worker that holds back its push asks for the versions that it lacks.
+  uint32_t signals = 0;
 };
+
+// Sends a packet without frames, number `signals`.
+Status send_signal(Endpoint& endpoint, uint32_t signals, uint32_t peer, Direction direction,
+                   uint64_t version);
 
 // Makes the end of a rank of `side`. kInvalidArgument: the rank is of the other side, or the
 // options are invalid, or do not go with the layout's codecs.

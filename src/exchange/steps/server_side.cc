@@ -18,7 +18,8 @@ class ServerExchange final : public PacketExchange<ServerSide> {
         update_(std::move(update)),
         links_(layout().workers()),
         dropped_(links_.size()),
-        scales_(std::move(end.scales)) {
+        scales_(std::move(end.scales)),
+        signals_(end.signals) {
     await_scales();
   }
 
@@ -40,18 +41,22 @@ class ServerExchange final : public PacketExchange<ServerSide> {
  private:
   // The progress of one worker.
   struct Link {
-    uint64_t pushed = 0;                        // one above the newest version it pushed
-    uint64_t sent = 0;                          // number of versions sent to it
-    bool behind = false;                        // history_ has dropped versions that it lacks
-    bool lost = false;                          // no version waits for it
-    bool joins = false;                         // it has not pushed since it joined
-    uint64_t first = 0;                         // the first version that waits for it
-    std::map<uint64_t, ReceivedPacket> pushes;  // for versions that are not finished
+    uint64_t pushed = 0;  // one above the newest version it pushed
+    uint64_t sent = 0;    // number of versions sent to it
+    bool behind = false;  // history_ has dropped versions that it lacks
+    bool lost = false;    // no version waits for it
+    bool joins = false;   // it has not pushed since it joined
+    uint64_t first = 0;   // the first version that waits for it
+    uint32_t turns = 0;   // beside its own, in the version under way
+    // For versions that are not finished, in the order of arrival.
+    std::map<uint64_t, std::vector<ReceivedPacket>> pushes;
   };
 
   [[nodiscard]] uint32_t workers() const { return static_cast<uint32_t>(links_.size()); }
-  [[nodiscard]] bool has_push(uint32_t worker) const {
-    return links_[worker].pushes.contains(version_);
+  // How many pushes of the worker have come for the version under way.
+  [[nodiscard]] size_t count_pushes(uint32_t worker) const {
+    const auto found = links_[worker].pushes.find(version_);
+    return found == links_[worker].pushes.end() ? 0 : found->second.size();
   }
   // Whether the version under way waits, or waited, for the worker's push.
   [[nodiscard]] bool expects(uint32_t worker) const {
@@ -62,11 +67,14 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   // Scales of a version are taken as soon as the version before is finished.
   void await_scales();
   Status take_scales(const ReceivedPacket& received);
+  // Lets a worker whose push has come compute another gradient for the version under way, in the
+  // turn of a worker that is behind, if one is left.
+  Status give_turn(uint32_t worker);
   // Sends all workers the largest scales.
   Status share_scales();
   // Adds the pushes that can be added now, and finishes the version if enough have arrived.
   Status advance();
-  Status add(uint32_t worker);
+  Status add(const ReceivedPacket& push);
   Status finish_version();
   Status update_and_encode();
   Status drop(uint32_t worker, uint64_t version);
@@ -86,6 +94,8 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   std::deque<SharedBytes> history_;   // the newest pulls, up to version_
   std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
   bool scales_sent_ = false;          // of the version under way
+  uint32_t signals_;                  // as in ServerEnd
+  uint32_t given_ = 0;                // turns of workers that are behind, in the version under way
 };
 
 Status ServerExchange::set_version(uint64_t version) {
@@ -99,14 +109,16 @@ std::vector<uint32_t> ServerExchange::awaiting() const {
   if (done_) return {};
   if (scales_ && !scales_->complete()) return scales_->missing();
   std::vector<uint32_t> missing = worker_ranks(layout());
-  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker) || !expects(worker); });
+  std::erase_if(missing, [&](uint32_t worker) {
+    return count_pushes(worker) > links_[worker].turns || !expects(worker);
+  });
   return missing;
 }
 
 std::vector<uint32_t> ServerExchange::pushed() const {
   if (done_) return {};
   std::vector<uint32_t> here = worker_ranks(layout());
-  std::erase_if(here, [&](uint32_t worker) { return !has_push(worker); });
+  std::erase_if(here, [&](uint32_t worker) { return count_pushes(worker) == 0; });
   return here;
 }
 
@@ -116,9 +128,11 @@ Status ServerExchange::begin() {
                                               " is next, not " + std::to_string(endpoint_.step())};
   }
   done_ = false;
-  next_ = added_ = 0;
+  next_ = added_ = given_ = 0;
   non_finite_.reset();
-  return advance();
+  GW_RETURN_IF_ERROR(advance());
+  for (uint32_t worker : pushed()) GW_RETURN_IF_ERROR(give_turn(worker));
+  return {};
 }
 
 Status ServerExchange::take(ReceivedPacket received) {
@@ -126,12 +140,22 @@ Status ServerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
   const uint64_t version = received.packet.header.step;
   const std::string which = name_of(peer) + " sent its push of version " + std::to_string(version);
+  const bool is_empty = received.packet.frames.empty() && !received.packet.non_finite;
+  if (received.is_push() && peer < workers() && received.shard == signals_ && is_empty) {
+    GW_RETURN_IF_ERROR(send_missing(peer));
+    trim_history();
+    return {};
+  }
   if (!received.is_push() || peer >= workers() || received.shard != rank()) {
     return unexpected(name_of(peer) + " sent what a server has no use for");
   }
   Link& link = links_[peer];
   if (version < version_) return drop(peer, version);
-  if (link.pushes.contains(version)) return unexpected(which + " twice");
+  const auto earlier = link.pushes.find(version);
+  const size_t turns = version == version_ ? link.turns : 0;
+  if (earlier != link.pushes.end() && earlier->second.size() > turns) {
+    return unexpected(which + " twice");
+  }
   if (version > link.sent + options_.staleness) {
     return unexpected(which + ", but was sent no version above " + std::to_string(link.sent) +
                       ", and may be " + std::to_string(options_.staleness) + " ahead");
@@ -140,8 +164,21 @@ Status ServerExchange::take(ReceivedPacket received) {
   link.pushed = std::max(link.pushed, version + 1);
   link.joins = false;
   received.keep();
-  link.pushes.emplace(version, std::move(received));
-  return done_ ? Status() : advance();
+  link.pushes[version].push_back(std::move(received));
+  if (done_) return {};
+  GW_RETURN_IF_ERROR(advance());
+  return version == version_ ? give_turn(peer) : Status();
+}
+
+// A version has as many turns as workers take part. Those that were sent the version before have
+// one each. (TensorFlow's SyncReplicasOptimizer has a queue of tokens for this.)
+Status ServerExchange::give_turn(uint32_t worker) {
+  if (options_.turns == ServerOptions::Turns::kOwn || done_) return {};
+  const auto has_own = [&](const Link& link) { return link.lost || link.sent == version_; };
+  if (std::ranges::count_if(links_, has_own) + given_ >= workers()) return {};
+  ++given_;
+  ++links_[worker].turns;
+  return send_signal(endpoint_, signals_, worker, Direction::kPull, version_);
 }
 
 void ServerExchange::await_scales() {
@@ -189,26 +226,36 @@ Status ServerExchange::advance() {
   if (scales_ && !scales_sent_) return scales_->complete() ? share_scales() : Status();
   // Pushes are added in the order of workers. Which workers are left out is known only when the
   // version ends; until then, adding stops at the first worker whose push is missing.
-  for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
-  uint32_t here = 0;
-  uint32_t expected = 0;
+  for (; next_ < workers() && count_pushes(next_) > 0; ++next_) {
+    GW_RETURN_IF_ERROR(add(links_[next_].pushes.at(version_).front()));
+  }
+  size_t here = 0;
+  size_t expected = 0;
   for (uint32_t worker = 0; worker < workers(); ++worker) {
-    here += has_push(worker) ? 1 : 0;
-    expected += has_push(worker) || expects(worker) ? 1 : 0;
+    here += count_pushes(worker);
+    expected += count_pushes(worker) > 0 || expects(worker) ? 1 : 0;
   }
   return here == 0 || here + options_.backup < expected ? Status() : finish_version();
 }
 
-Status ServerExchange::add(uint32_t worker) {
-  const Packet& packet = links_[worker].pushes.at(version_).packet;
-  if (!non_finite_) non_finite_ = packet.non_finite;
+Status ServerExchange::add(const ReceivedPacket& push) {
+  if (!non_finite_) non_finite_ = push.packet.non_finite;
   const DecodeMode mode = added_++ == 0 ? DecodeMode::kStore : DecodeMode::kAdd;
-  return non_finite_ ? Status() : endpoint_.decode(rank(), packet, mode);
+  return non_finite_ ? Status() : endpoint_.decode(rank(), push.packet, mode);
 }
 
 Status ServerExchange::finish_version() {
   for (; next_ < workers(); ++next_) {
-    if (has_push(next_)) GW_RETURN_IF_ERROR(add(next_));
+    if (count_pushes(next_) > 0) {
+      GW_RETURN_IF_ERROR(add(links_[next_].pushes.at(version_).front()));
+    }
+  }
+  for (const Link& link : links_) {  // the pushes of further turns come last
+    const auto found = link.pushes.find(version_);
+    if (found == link.pushes.end()) continue;
+    for (const ReceivedPacket& push : std::span(found->second).subspan(1)) {
+      GW_RETURN_IF_ERROR(add(push));
+    }
   }
   GW_RETURN_IF_ERROR(update_and_encode());
   const std::span<const std::byte> packet = endpoint_.finish(rank(), non_finite_);
@@ -219,6 +266,7 @@ Status ServerExchange::finish_version() {
   await_scales();
   for (uint32_t worker = 0; worker < workers(); ++worker) {
     links_[worker].pushes.erase(finished);
+    links_[worker].turns = 0;
     if (links_[worker].pushed > finished) GW_RETURN_IF_ERROR(send_missing(worker));
   }
   trim_history();

@@ -18,7 +18,8 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
         apply_(std::move(apply)),
         links_(ranks().count()),
         held_back_(ranks().count()),
-        scales_(std::move(end.scales)) {}
+        scales_(std::move(end.scales)),
+        signals_(end.signals) {}
 
   std::vector<uint32_t> awaiting() const override;
   std::vector<uint32_t> listening() const override { return servers_; }
@@ -29,6 +30,8 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
     return is_server(server) ? links_[server].pulled : 0;
   }
   uint64_t next_version() const override;
+  bool has_turn() const override { return std::ranges::any_of(links_, &Link::again); }
+  Status hold_back() override;
   Status set_version(uint32_t server, uint64_t version) override;
   const std::vector<uint64_t>& dropped_pushes() const override { return held_back_; }
   Status catch_up(uint32_t server, uint64_t version) override;
@@ -41,10 +44,12 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
     uint64_t pulled = 0;                       // number of versions that were applied
     uint64_t known = 0;                        // number of versions known to be finished
     bool joins = false;                        // it pulls versions before the first push
+    bool again = false;                        // it may push for the version `pulled` once more
     std::map<uint64_t, ReceivedPacket> early;  // pulls that arrived before an older version's
-    std::map<uint64_t, ReceivedPacket> sent;   // pushes of versions whose pulls are awaited
+    // Pushes of versions whose pulls are awaited.
+    std::multimap<uint64_t, ReceivedPacket> sent;
 
-    [[nodiscard]] uint64_t next() const { return std::max(pushed, pulled); }
+    [[nodiscard]] uint64_t next() const { return again ? pulled : std::max(pushed, pulled); }
   };
 
   [[nodiscard]] bool is_server(uint32_t rank) const {
@@ -55,7 +60,10 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   // Sends each server the scales of its tensors, for the version that is pushed next.
   Status send_scales();
   Status take_scales(const ReceivedPacket& received);
+  Status take_turn(const ReceivedPacket& received);
   Status push();
+  // Sends no push, but asks for the versions that this worker lacks.
+  Status hold_back(uint32_t server);
   Status pull(uint32_t server, const Packet& packet);
 
   std::vector<uint32_t> servers_;
@@ -64,6 +72,7 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   std::vector<Link> links_;           // by rank; only the servers' are used
   std::vector<uint64_t> held_back_;   // number of pushes held back, by rank
   std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
+  uint32_t signals_;                  // as in ServerEnd
 };
 
 // A late worker may have newer versions of one server than of another. It pushes only for the
@@ -73,6 +82,17 @@ uint64_t WorkerExchange::next_version() const {
   uint64_t oldest = links_[servers_.front()].next();
   for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
   return oldest;
+}
+
+Status WorkerExchange::hold_back() {
+  for (uint32_t server : servers_) GW_RETURN_IF_ERROR(hold_back(server));
+  return {};
+}
+
+// Without the question, two servers could be ahead in turns for ever.
+Status WorkerExchange::hold_back(uint32_t server) {
+  ++held_back_[server];
+  return send_signal(endpoint_, signals_, server, Direction::kPush, links_[server].pulled);
 }
 
 Status WorkerExchange::set_version(uint32_t server, uint64_t version) {
@@ -93,6 +113,7 @@ Status WorkerExchange::catch_up(uint32_t server, uint64_t version) {
   link.pushed = std::max(link.pushed, version);
   link.pulled = version;
   link.known = std::max(link.known, version);
+  link.again = false;
   std::erase_if(link.early, [=](const auto& pull) { return pull.first < version; });
   std::erase_if(link.sent, [=](const auto& push) { return push.first < version; });
   return {};
@@ -120,7 +141,8 @@ std::vector<uint32_t> WorkerExchange::awaiting() const {
   std::vector<uint32_t> awaited = servers_;
   std::erase_if(awaited, [&](uint32_t server) {
     const Link& link = links_[server];
-    return link.pushed <= link.pulled + staleness_ && link.known <= link.pulled;
+    const bool may_push = link.again || link.pushed <= link.pulled + staleness_;
+    return may_push && link.known <= link.pulled;
   });
   return awaited;
 }
@@ -154,6 +176,19 @@ Status WorkerExchange::take_scales(const ReceivedPacket& received) {
   return push();
 }
 
+Status WorkerExchange::take_turn(const ReceivedPacket& received) {
+  Link& link = links_[received.peer];
+  const uint64_t version = received.packet.header.step;
+  if (version < link.pulled) return {};  // the version was finished in the meantime
+  if (version != link.pulled || link.pushed != version + 1 || link.again ||
+      received.packet.non_finite || !received.packet.frames.empty()) {
+    return unexpected(name_of(received.peer) + " gave another turn for version " +
+                      std::to_string(version) + ", and none is due");
+  }
+  link.again = true;
+  return {};
+}
+
 Status WorkerExchange::push() {
   const uint64_t oldest = next_version();
   std::vector<uint32_t> servers;
@@ -162,7 +197,7 @@ Status WorkerExchange::push() {
       servers.push_back(server);
       endpoint_.set_step(server, oldest);
     } else {
-      ++held_back_[server];
+      GW_RETURN_IF_ERROR(hold_back(server));
     }
   }
   // All tensors are checked, whether residuals are kept or not: a step that will be skipped must
@@ -181,6 +216,7 @@ Status WorkerExchange::push() {
     endpoint_.send(server, Direction::kPush, push.kept);
     links_[server].sent.emplace(oldest, std::move(push));
     links_[server].pushed = oldest + 1;
+    links_[server].again = false;
   }
   return {};
 }
@@ -188,10 +224,13 @@ Status WorkerExchange::push() {
 Status WorkerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
   const bool of_scales = scales_ && received.shard == scales_->number();
-  if (received.is_push() || !is_server(peer) || (received.shard != peer && !of_scales)) {
+  const bool is_turn = received.shard == signals_;
+  if (received.is_push() || !is_server(peer) ||
+      (received.shard != peer && !of_scales && !is_turn)) {
     return unexpected(name_of(peer) + " sent what a worker has no use for");
   }
   if (of_scales) return take_scales(received);
+  if (is_turn) return take_turn(received);
   Link& link = links_[peer];
   const uint64_t version = received.packet.header.step;
   if (endpoint_.stats().steps == 0 && !link.joins) {
@@ -216,15 +255,18 @@ Status WorkerExchange::take(ReceivedPacket received) {
 
 Status WorkerExchange::pull(uint32_t server, const Packet& packet) {
   Link& link = links_[server];
-  const auto sent = link.sent.find(link.pulled);
   if (packet.non_finite) {
     endpoint_.mark_non_finite(server, *packet.non_finite);
-    if (sent != link.sent.end()) endpoint_.codec().put_back(server, sent->second.packet);
+    const auto [first, last] = link.sent.equal_range(link.pulled);
+    for (auto push = first; push != last; ++push) {
+      endpoint_.codec().put_back(server, push->second.packet);
+    }
   } else {
     GW_RETURN_IF_ERROR(endpoint_.decode(server, packet, DecodeMode::kStore));
     if (apply_) GW_RETURN_IF_ERROR(apply_(server, link.pulled, endpoint_.bucket()));
   }
-  if (sent != link.sent.end()) link.sent.erase(sent);
+  link.sent.erase(link.pulled);
+  link.again = false;
   ++link.pulled;
   return {};
 }
