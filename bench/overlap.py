@@ -1,15 +1,17 @@
-"""The time of a step with and without communication during the backward pass.
+"""The time of a step with and without communication during the backward pass, and the next step.
 
-    python bench/overlap.py [--codec 3lc:s=1.75] [--bandwidth 100mbit] [--json overlap.json]
-                            [--device cuda] [--trace overlap-trace.json]
+    python bench/overlap.py [--codec 3lc:s=1.75] [--bandwidth 100mbit] [--compute 40]
+                            [--json overlap.json] [--device cuda] [--trace overlap-trace.json]
 
 Two ranks on this machine train the same model in several buckets, each behind its own rate-limited
 link if this process may build one; otherwise they use the loopback, and the result says so. Blocks
-of steps with overlap and without take turns, so that both see the same noise. Times are medians
-over all steps. First the script checks that both give the same parameters, bit for bit. With
---device cuda, rank i takes GPU i modulo the number of GPUs. --trace writes a timeline of rank 0's
-last steps with overlap, for chrome://tracing: "gradwire bucket" runs in the communication thread,
-and on a GPU in its stream.
+of steps with each kind of overlap take turns, so that all see the same noise. A block's time
+includes its last exchange, which with next_step nothing hides. Times of a step are medians over the
+blocks. First the script checks that with and without overlap the parameters are the same, bit for
+bit. --compute adds milliseconds to each step, half before and half in the middle of the backward
+pass, in which the CPU is idle, as while a GPU computes. With --device cuda, rank i takes GPU i
+modulo the number of GPUs. --trace writes a timeline of rank 0's last steps with overlap, for
+chrome://tracing: "gradwire bucket" runs in the communication thread, and on a GPU in its stream.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ranks import join, run_ranks
 RANKS = 2
 LAYERS, WIDTH, BATCH = 8, 768, 128
 BUCKET_MB = 2.5
-WARM_UP, BLOCK = 4, 5
+WARM_UP, BLOCK = 4, 10
 RATES = {"none": None, "10mbit": 10**7, "100mbit": 10**8, "1gbit": 10**9}
 
 
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--codec", default="3lc:s=1.75")
     parser.add_argument("--bandwidth", default="100mbit", choices=list(RATES))
     parser.add_argument("--blocks", type=int, default=6, help="blocks of each kind")
+    parser.add_argument("--compute", type=float, default=0.0, help="idle milliseconds a step")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--trace", type=Path, help="write rank 0's timeline here")
     parser.add_argument("--json", type=Path, help="write the result here too")
@@ -67,7 +70,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
         def command(rank: int) -> list[str]:
             own = ["--rank", str(rank), "--result", f"{folder}/{rank}.json"]
             own += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
-            own += ["--device", arguments.device]
+            own += ["--device", arguments.device, "--compute", str(arguments.compute)]
             if arguments.trace is not None and rank == 0:
                 own += ["--trace", str(arguments.trace)]
             return own
@@ -80,6 +83,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": describe_machine(),
         "codec": arguments.codec,
         "device": arguments.device,
+        "compute_ms": arguments.compute,
         "link": arguments.bandwidth if shaped else f"loopback, not limited: {reason}",
         "ranks": RANKS,
         **measured,
@@ -113,46 +117,53 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())
             ]
             self.model = nn.Sequential(*layers).to(device)
+            middle = self.model[LAYERS]  # of the 2 * LAYERS modules
+            middle.register_full_backward_hook(lambda *_: time.sleep(idle))
             self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB)
             self.state = GradwireState(arguments.codec, overlap=overlap, start_iter=0)
             self.ddp.register_comm_hook(self.state, gradwire_hook)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
             self.steps = 0
-            self.step_seconds: list[float] = []
+            self.step_seconds: list[float] = []  # of each block, in the mean
             self.wire_seconds: list[float] = []
             self.buckets = 0
             self.early = 0.0
 
         def run(self, steps: int) -> None:
+            dist.barrier()
+            begin = time.perf_counter()
             for _ in range(steps):
                 torch.manual_seed(2 * self.steps + dist.get_rank())
                 inputs = torch.randn(BATCH, WIDTH).to(device)
-                synchronize()
-                dist.barrier()
-                begin = time.perf_counter()
                 self.optimizer.zero_grad()
-                self.ddp(inputs).square().mean().backward()
+                loss = self.ddp(inputs).square().mean()
+                time.sleep(idle)
+                loss.backward()
                 synchronize()
                 backward_ended = time.perf_counter()
                 self.optimizer.step()
                 synchronize()
-                self.step_seconds.append(time.perf_counter() - begin)
                 last = self.state.last_step()
                 self.wire_seconds.append(last["wire_seconds"])
                 self.buckets = len(last["buckets"])
-                self.early = backward_ended - last["buckets"][0].started
+                if last["buckets"]:  # with next_step the first one is under way
+                    self.early = backward_ended - last["buckets"][0].started
                 self.steps += 1
+            assert self.state._session is not None
+            self.state._session.drain()
+            self.step_seconds.append((time.perf_counter() - begin) / steps)
 
         def digest(self) -> str:
             values = [p.detach().cpu().numpy() for p in self.model.parameters()]
             content = b"".join(v.tobytes() for v in values)
             return hashlib.sha256(content).hexdigest()
 
+    idle = arguments.compute / 2000
     join(arguments.rank, RANKS)
     trainings = {overlap: Training(overlap) for overlap in Overlap}
     for training in trainings.values():
         training.run(WARM_UP)
-    digests = {training.digest() for training in trainings.values()}
+    digests = {trainings[overlap].digest() for overlap in (Overlap.ON, Overlap.OFF)}
     if len(digests) != 1:
         raise SystemExit("with and without overlap the parameters differ")
     for _ in range(arguments.blocks):
@@ -173,7 +184,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for overlap, training in trainings.items():
         result[f"overlap_{overlap.value}"] = {
-            "step_ms": 1e3 * statistics.median(training.step_seconds[WARM_UP:]),
+            "step_ms": 1e3 * statistics.median(training.step_seconds[1 : 1 + arguments.blocks]),
+            "step_ms_of_blocks": [
+                1e3 * seconds for seconds in training.step_seconds[1 : 1 + arguments.blocks]
+            ],
             "wire_ms": 1e3 * statistics.median(training.wire_seconds[WARM_UP:]),
             "first_bucket_before_end_of_backward_ms": 1e3 * training.early,
         }
@@ -183,12 +197,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_words(result: dict[str, Any]) -> str:
-    on, off = result["overlap_on"], result["overlap_off"]
+    on, off, late = (result[f"overlap_{kind}"] for kind in ("on", "off", "next_step"))
     saved = off["step_ms"] - on["step_ms"]
     return (
         f"{result['codec']}, {result['buckets']} buckets, link {result['link']}: a step takes "
         f"{on['step_ms']:.1f} ms with overlap, {off['step_ms']:.1f} ms without "
-        f"({saved / off['step_ms']:.0%} saved, of {off['wire_ms']:.1f} ms on the wire)"
+        f"({saved / off['step_ms']:.0%} saved, of {off['wire_ms']:.1f} ms on the wire), "
+        f"{late['step_ms']:.1f} ms with averages one step late"
     )
 
 

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 def test_replicas_stay_the_same_and_overlap_changes_nothing(cluster: Cluster) -> None:
     state = {"codec": "3lc:s=1.5,coder=rice"}
-    runs = [Options(8, {**state, "overlap": overlap}, device="cuda:0") for overlap in Overlap]
+    runs = [
+        Options(8, {**state, "overlap": overlap}, device="cuda:0")
+        for overlap in (Overlap.ON, Overlap.OFF)
+    ]
     ranks = cluster.run(3, jobs.train_each, runs)
     assert len({run.digest for rank in ranks for run in rank}) == 1
     assert ranks[0][0].losses[-1] < ranks[0][0].losses[0]

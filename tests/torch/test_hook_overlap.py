@@ -17,7 +17,8 @@ SLOW = 1.0
 def timed(cluster: Cluster) -> dict[Overlap, list[Timed]]:
     """By rank. Rank 1 begins its step half a second after rank 0."""
     return {
-        overlap: cluster.run(2, jobs.time_buckets, overlap, 1, LATE, SLOW) for overlap in Overlap
+        overlap: cluster.run(2, jobs.time_buckets, overlap, 1, LATE, SLOW)
+        for overlap in (Overlap.ON, Overlap.OFF)
     }
 
 

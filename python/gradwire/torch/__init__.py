@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from gradwire.torch.door import Compressed, compress
     from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
     from gradwire.torch.group_folder import GroupFolder
-    from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
+    from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
+    from gradwire.torch.hook.overlap import Overlap
     from gradwire.torch.network import loopback
     from gradwire.torch.network.sealed_store import host_store
     from gradwire.torch.optimizers.diloco import DiLoCo
@@ -95,7 +96,8 @@ _HOMES = {
     "gradwire.torch.door": ("Compressed", "compress"),
     "gradwire.torch.fsdp.fully_shard_comm": ("FullyShardComm",),
     "gradwire.torch.group_folder": ("GroupFolder",),
-    "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
+    "gradwire.torch.hook.gradwire_state": ("GradwireState", "gradwire_hook"),
+    "gradwire.torch.hook.overlap": ("Overlap",),
     "gradwire.torch.network.sealed_store": ("host_store",),
     "gradwire.torch.optimizers.diloco": ("DiLoCo",),
     "gradwire.torch.optimizers.local_rules": ("outer_nesterov", "pulse_loco", "sparse_loco"),

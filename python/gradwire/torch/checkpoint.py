@@ -50,7 +50,9 @@ from gradwire.torch.staging import moved
 FORMAT = 1
 StateDict = dict[str, Any]
 # Entries that name parameters. A server's state has all of its own in the last.
-_NAMING = {"residuals", "tensors", "shard", "dims", "auto", "model", "buffers", "gradwire"}
+_NAMING = {
+    *("residuals", "tensors", "shard", "dims", "auto", "model", "buffers", "gradwire", "late"),
+}
 
 
 class Residual(NamedTuple):

@@ -99,6 +99,14 @@ def check_ranks(module: DistributedDataParallel, group: dist.ProcessGroup | None
     )
 
 
+def shape_of(parameter: torch.Tensor) -> list[int]:
+    """With a complex value as two: the last dimension is twice as long."""
+    shape = list(parameter.shape)
+    if parameter.is_complex():
+        shape = [*shape[:-1], 2 * shape[-1]] if shape else [2]
+    return shape
+
+
 def all_objects() -> Iterable[object]:
     """All that the garbage collector knows. It does not list objects that gc.freeze() has set
     aside: those are reached from the modules, from the threads' frames and from all others."""

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +27,9 @@ from gradwire.torch.hook.ddp_module import (
     check_ranks,
     find_module,
     module_in,
+    shape_of,
 )
+from gradwire.torch.hook.overlap import NEEDS_ALL_GRADIENTS, LateAverages, Overlap, terms_of
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution, Members
@@ -41,13 +42,6 @@ _COPY = (
     "this is a copy that has not averaged yet. DDP's own copies have no hook: give them one, with "
     "copy.register_comm_hook(state, gradwire_hook)"
 )
-
-
-class Overlap(Enum):
-    """Whether buckets are exchanged while `backward()` goes on."""
-
-    ON = "on"
-    OFF = "off"  # the hook waits for each bucket, to measure what overlap saves
 
 
 class LossScaler(Protocol):
@@ -63,8 +57,8 @@ class GradwireState(SessionOwner):
         model.register_comm_hook(state, gradwire_hook)
 
     Every rank must be given the same arguments; the ranks compare what decides about bytes and
-    values before the first exchange. Only threads, target, timeout, overlap and offload_residuals
-    may differ.
+    values before the first exchange. Only threads, target, timeout, offload_residuals, and ON and
+    OFF of overlap may differ.
 
     A state belongs to the parameters of the first bucket. It goes on where they are put into
     another DistributedDataParallel, and refuses a bucket of others. A copy (`copy.deepcopy`,
@@ -94,7 +88,10 @@ class GradwireState(SessionOwner):
         optimizer: For the default of `codec`; None: any, because the hook does not see it.
         start_iter: Number of first iterations that go raw, because gradients change fastest then.
         scaler: The GradScaler, if gradients are scaled: residuals follow its scale.
-        overlap: See Overlap.
+        overlap: See Overlap. With Overlap.NEXT_STEP (double buffering: QSGD, section 5) a step
+            takes the longer time of computation and exchange instead of their sum, but steps the
+            model by the average of the step before; the first compressed step by zeros. The last
+            average is applied by nobody. Every parameter needs a gradient in each step.
         model: The DistributedDataParallel module. None: it is found by the parameters of the first
             bucket.
         process_group: The group given to DDP, or one of the same ranks. None: the default group.
@@ -132,10 +129,12 @@ class GradwireState(SessionOwner):
             execution,
             adaptive=lambda: optimizer is None or is_adaptive(optimizer),
         )
-        self._settings = replace(settings, terms=f"start_iter {start_iter}")
+        terms = f"start_iter {start_iter}{terms_of(overlap, has_scaler=scaler is not None)}"
+        self._settings = replace(settings, terms=terms)
         self._start_iter = start_iter
         self._scaler = scaler
         self._overlap = overlap
+        self._late = LateAverages()
         self._device: torch.device | None = None  # of the gradients
         # Weak: the module refers to the state where Python's garbage collector cannot see it.
         self._model = None if model is None else weakref.ref(module_in(model))
@@ -165,6 +164,7 @@ class GradwireState(SessionOwner):
             "_loaded": None if is_new else self.state_dict(),
             "_before": deepcopy(before),
             "_session": None,
+            "_late": LateAverages(),
             "_writer": None,
             "_device": None,
             "_model": None,
@@ -217,7 +217,7 @@ class GradwireState(SessionOwner):
             last=bucket.is_last(),
             raw=step < self._start_iter,
             unused=Unused(i for i, p in enumerate(parameters) if p.grad is None),
-            tensors=[(name, _shape_of(p)) for name, p in zip(names, parameters, strict=True)],
+            tensors=[(name, shape_of(p)) for name, p in zip(names, parameters, strict=True)],
             values=values,
             orders=orders,
             loss_scale=self._loss_scale,
@@ -225,6 +225,8 @@ class GradwireState(SessionOwner):
             hook_seconds=time.perf_counter() - queued,
             hook_cpu_seconds=time.thread_time() - cpu,
         )
+        if self._overlap is Overlap.NEXT_STEP and not job.raw:
+            return self._late.exchange(job, self._session)
         future = self._session.submit_for_torch(job)
         if self._overlap is Overlap.OFF:
             self._session.drain()
@@ -258,7 +260,9 @@ class GradwireState(SessionOwner):
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""
         if self._session is not None:
-            return self._session.state_dict(self._identity(), self._iterations)
+            state = self._session.state_dict(self._identity(), self._iterations)
+            late = self._late.state_dict()
+            return state | ({"late": late} if late else {})
         return self._loaded or self._identity().make_state(
             (), iterations=self._iterations, ranks_per_machine=None, loss_scale=None
         )
@@ -276,10 +280,13 @@ class GradwireState(SessionOwner):
         """
         state = checkpoint.with_clean_names(state)
         self._identity().check(state)
+        if state.get("late") and self._overlap is not Overlap.NEXT_STEP:
+            raise ValueError("the state has late averages: give overlap=Overlap.NEXT_STEP, too")
         if self._session is None:
             self._loaded = state
         else:
             self._session.load_state_dict(state)
+            self._late.load_state_dict(state.get("late", {}))
         self._iterations = int(state["iterations"])
 
     # -------------------------------------------------------------------------------------------
@@ -304,6 +311,8 @@ class GradwireState(SessionOwner):
         if module is None:
             module = find_module(self, parameters)
         check_ranks(module, self._settings.process_group)
+        if self._overlap is Overlap.NEXT_STEP and module.find_unused_parameters:
+            raise ValueError(f"find_unused_parameters=True: {NEEDS_ALL_GRADIENTS}")
         names: dict[torch.Tensor, str] = {
             parameter: name for name, parameter in named_parameters(module)
         }
@@ -367,16 +376,9 @@ class GradwireState(SessionOwner):
         session.runner.ledger.go_on_from(self._before)
         if self._loaded is not None:
             session.load_state_dict(self._loaded)
+            self._late.load_state_dict(self._loaded.get("late", {}))
             self._loaded = None
         return session
-
-
-def _shape_of(parameter: torch.Tensor) -> list[int]:
-    """With a complex value as two: the last dimension is twice as long."""
-    shape = list(parameter.shape)
-    if parameter.is_complex():
-        shape = [*shape[:-1], 2 * shape[-1]] if shape else [2]
-    return shape
 
 
 def gradwire_hook(
