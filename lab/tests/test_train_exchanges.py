@@ -36,11 +36,6 @@ from gradwire_lab.train.settings import SettingsError, TrainSettings
         ({"backup_workers": 4, "exchange": "server"}, "--backup-workers", "valid are 0 to 3"),
         ({"barrier": "tensor"}, "--barrier", "goes only with --exchange server"),
         ({"barrier": "layer", "exchange": "server"}, "--barrier", "valid are step, tensor"),
-        (
-            {"barrier": "tensor", "exchange": "server", "staleness": 1},
-            "--staleness",
-            "does not go with --barrier tensor",
-        ),
         ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
         (
             {"exchange": "server:pulls=model"},

@@ -34,6 +34,10 @@ WAYS = {
     "server": ["--exchange", "server"],
     "stale server": ["--exchange", "server", "--staleness", "2"],
     "server, tensor by tensor": ["--exchange", "server", "--barrier", "tensor"],
+    "stale server, tensor by tensor": [
+        *("--exchange", "server", "--barrier", "tensor"),
+        *("--staleness", "2"),
+    ],
     "averaging server": ["--exchange", "server:pulls=gradients", "--codec", "terngrad"],
     "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,113 +11,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from attention_jobs import Attention, Way, train_attention
 from cluster import Cluster, Failed
-from gradwire.torch import Execution, ServerOptimizer
+from gradwire.torch import ServerOptimizer
 from gradwire.torch.options import grouped
-from gradwire.torch.server.barrier import PartTimes
 from runs import adam, said_by, sgd, threads
 from server_jobs import Job, Served, run
-from training import batch, digest, make_model
-from ways import Inner
+from training import batch, make_model
 
 TENSOR: dict[str, Any] = {"barrier": "tensor"}
 CODECS = ["3lc:s=1.5,coder=rice", "qsgd:bits=4", "raw"]
-
-
-class Attention(nn.Module):
-    """Uses tensors of modules that it does not call, a tied tensor, and a checkpointed module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.embed = nn.Linear(16, 64)
-        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
-        self.wide = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
-        self.head = nn.Linear(64, 64, bias=False)
-        self.tied = nn.Linear(64, 64)
-        self.tied.weight = self.head.weight
-        self.frozen = nn.Linear(64, 64)
-        self.frozen.requires_grad_(False)
-        self.spare = nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        x = x + checkpoint(self.wide, x, use_reentrant=False)
-        x = torch.relu(self.head(x)) + self.frozen(x)
-        return self.tied(x).square().mean()
-
-
-@dataclass(frozen=True)
-class Way:
-    """How `train_attention` trains."""
-
-    barrier: str = "tensor"
-    steps: int = 6
-    codec: str = CODECS[0]
-    inner: Inner = adam
-    micro_batches: int = 1
-    servers: int = 1
-    mistake: Callable[[nn.Module, ServerOptimizer], None] | None = None  # after backward
-    victim: int = -1  # a worker that dies in the backward pass of step 3
-
-
-@dataclass
-class Trained:
-    losses: list[float] = field(default_factory=list)
-    final: str = ""
-    timeline: list[PartTimes] = field(default_factory=list)
-
-
-def train_attention(way: Way) -> Trained:
-    model, trained = Attention(), Trained()
-    optimizer = ServerOptimizer(
-        way.inner(list(model.parameters())),
-        model=model,
-        codec=way.codec,
-        servers=way.servers,
-        barrier=way.barrier,
-        execution=Execution(timeout=20.0),
-    )
-    optimizer.connect()
-    if optimizer.is_server:
-        optimizer.serve()
-        return trained
-    if optimizer.rank == way.victim:
-        _die_in_backward(model, at=4)
-    while optimizer.version < way.steps:
-        optimizer.zero_grad()
-        total = 0.0
-        for micro in range(way.micro_batches):
-            generator = torch.Generator().manual_seed(
-                100 * optimizer.version + 10 * optimizer.rank + micro
-            )
-            last = micro == way.micro_batches - 1
-            with contextlib.nullcontext() if last else optimizer.no_sync():
-                loss = model(torch.randn(8, 12, 16, generator=generator))
-                loss.backward()
-            total += loss.item()
-        if way.mistake is not None:
-            way.mistake(model, optimizer)
-        optimizer.step()
-        trained.losses.append(total)
-    trained.timeline = list(optimizer.stats().timeline)
-    optimizer.close()
-    trained.final = digest(model)
-    return trained
-
-
-def _die_in_backward(model: Attention, at: int) -> None:
-    calls: list[None] = []
-
-    def count(gradient: torch.Tensor) -> None:
-        calls.append(None)
-        if len(calls) == at:
-            signal.raise_signal(signal.SIGKILL)
-
-    model.embed.weight.register_hook(count)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -286,7 +187,6 @@ def test_it_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Any) -> None
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"barrier": "layer"}, "barrier is 'layer'; valid ones are 'step' and 'tensor'"),
     "model": (TENSOR, "barrier='tensor' needs model="),
-    "staleness": (TENSOR | {"model": True, "staleness": 1}, "staleness is 1, and both must be 0"),
     "stranger": (TENSOR | {"model": nn.Linear(3, 3)}, "which is no parameter of model="),
 }
 

@@ -123,9 +123,6 @@ def _of_exchange(settings: TrainSettings) -> _Problems:
     if SERVED.get(exchange) == "gradients":
         goes = f"does not go with {exchange}, which averages the pushes of all workers in each step"
         yield from _given(settings, goes, *without_some, "barrier")
-    if settings.barrier == "tensor":
-        goes = "does not go with --barrier tensor, which takes the pushes of all workers"
-        yield from _given(settings, goes, *without_some)
     if exchange in (*SERVED, SHARDED_OPTIMIZER):
         goes = f"goes only with --exchange {', '.join(LOCAL)}"
         yield from _given(settings, goes, "clip", "compress")

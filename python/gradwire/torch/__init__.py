@@ -50,10 +50,12 @@ if TYPE_CHECKING:
     from gradwire.torch.options import Compression, Execution, Members
     from gradwire.torch.resharding.reshard import PerRank, reshard
     from gradwire.torch.server.server_optimizer import ServerOptimizer
+    from gradwire.torch.server.server_settings import BackupWorkers
     from gradwire.torch.server.server_stats import ServerStats
     from gradwire.torch.stats import Stats
 
 __all__ = [
+    "BackupWorkers",
     "Compressed",
     "Compression",
     "DiLoCo",
@@ -107,6 +109,7 @@ _HOMES = {
     "gradwire.torch.options": ("Compression", "Execution", "Members"),
     "gradwire.torch.resharding.reshard": ("PerRank", "reshard"),
     "gradwire.torch.server.server_optimizer": ("ServerOptimizer",),
+    "gradwire.torch.server.server_settings": ("BackupWorkers",),
     "gradwire.torch.server.server_stats": ("ServerStats",),
     "gradwire.torch.stats": ("Stats",),
 }

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,7 @@ class TensorBarrier:
     def __init__(self, model: nn.Module, working: Working) -> None:
         """Raises ValueError if the parameters of `working` are not all in the model."""
         self.steps = 0
+        self._version = 0  # see `version`
         self._working = working
         self._model = model
         self._part_of = {
@@ -60,12 +61,12 @@ class TensorBarrier:
         if lacking:
             name = min(self._part_of[key][0] for key in lacking)
             raise ValueError(f"the optimizer steps {name}, which is no parameter of model=")
-        self._first_version: int | None = None
         # Tensors whose gradients a part's push waits for; frozen ones get none.
         self._watched: dict[int, set[int]] = {}
         self._lock = threading.Lock()  # gradients of several devices come in several threads
         self._paused = False
         self._begun = False  # a gradient of this step has come, and `finish` has not
+        self._pushes_for = 0  # the version for which this step pushes
         self._came: defaultdict[int, set[int]] = defaultdict(set)  # tensors with gradients, by part
         self._pushed: list[tuple[str, torch.Tensor, int]] = []  # gradients and their versions
         self._start = 0.0  # of the last step's gradients, by time.perf_counter
@@ -78,7 +79,6 @@ class TensorBarrier:
 
     def attach(self) -> None:
         """Begins, when the link is open."""
-        self._first_version = self._working.version
         on_gradient = ModuleHook(self._on_gradient)
         for number, part in self._working.parts.items():
             trained = [tensor for tensor in part.tensors if tensor.requires_grad]
@@ -94,17 +94,16 @@ class TensorBarrier:
 
     @property
     def version(self) -> int:
-        """The version of the model in the next forward pass."""
-        first = self._first_version
-        return self._working.version if first is None else first + self.steps
+        """The version of the model for which the next forward pass waits, if it is not newer."""
+        return max(self._version, self._working.version)
 
     def timeline(self) -> list[PartTimes]:
         """The last step of which all is known: its parts in the order of their pushes."""
         return sorted(self._timeline, key=lambda times: times.pushed)
 
     def synchronize(self) -> None:
-        """Waits until all parameters have the values of `version`. Between the first gradient and
-        `finish` they keep the values for which the gradient is computed."""
+        """Waits until all parameters have the values of `version`, or newer ones. Between the first
+        gradient and `finish` they keep the values for which the gradient is computed."""
         if not self._begun:
             with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(self._working.parts)
@@ -129,15 +128,21 @@ class TensorBarrier:
         self._check_unchanged()
         if not self._begun:
             self._begin()
-        for number in self._working.parts.keys() - self._times.keys():
+        for number in sorted(self._working.parts.keys() - self._times.keys()):
             self._await([number])  # no module of it was called
             self._push(self._working.parts[number])
         self._begun = False
         self._came.clear()
         self._pushed.clear()
         self.steps += 1
-        self._await(self._eager)
+        self._working.release()
+        self._working.await_turn()
+        # A worker that was late may have taken a step more than the others, who have left.
+        self._await(self._eager, self._working.wait_unless_over)
         self._working.take_arrived()
+        for number in self._eager:
+            self._working.use(number)
+        self._version = max(self._version, self._working.version_ahead)
 
     def detach(self) -> None:
         remove_hooks(self._handles)
@@ -180,24 +185,31 @@ class TensorBarrier:
         self._complete_times()
         self._timeline, self._times = list(self._times.values()), {}
         self._start = time.perf_counter()
-        self._working.begin_step(self.version)
+        self._pushes_for = self._working.version_to_push
+        self._working.begin_step(self._pushes_for)
 
     def _push(self, part: WorkerPart) -> None:
         times = PartTimes(tuple(part.names), self._now(), 0.0)
-        self._working.push(part, self.steps)
+        if part.exchange.next_version > self._pushes_for:
+            self._working.hold_back(part)
+        else:
+            self._working.push(part, self.steps)
         times.pushed = self._now()
         self._times[part.number] = times
         for name, tensor in zip(part.names, part.tensors, strict=True):
             if tensor.grad is not None:
                 self._pushed.append((name, tensor.grad, tensor.grad._version))
 
-    def _await(self, numbers: Iterable[int]) -> None:
+    def _await(
+        self, numbers: Iterable[int], wait: Callable[[Iterable[int]], None] | None = None
+    ) -> None:
         """Waits for the pulls of these parts, which the forward pass needs."""
+        wait = wait or self._working.wait
         for number in numbers:
             times = self._times.get(number)
             if times is not None and times.needed is None:
                 times.needed = self._now()
-            self._working.wait([number])
+            wait([number])
 
     def _check_unchanged(self) -> None:
         """Raises if what was sent is no longer what the step should send."""
@@ -225,7 +237,8 @@ class TensorBarrier:
         for number, times in self._times.items():
             if number in self._working.arrivals:
                 arrived, applied = self._working.arrivals[number]
-                times.arrived, times.applied = arrived - self._start, applied - self._start
+                if arrived > self._start:  # it was pushed
+                    times.arrived, times.applied = arrived - self._start, applied - self._start
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
@@ -254,3 +267,5 @@ class TensorBarrier:
         if not self._begun:  # a checkpointed module is called again in the backward pass
             with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(numbers)
+            for number in numbers:
+                self._working.use(number)

@@ -190,7 +190,7 @@ class UnusedOfWorkers:
     def take(self, rank: int, message: Bytes) -> None:
         """Raises ValueError for a message of another size."""
         version, places = read_unused(message, self._tensors)
-        self._said[rank, version] = places
+        self._said[rank, version] = places & self._said.get((rank, version), places)
 
     def replace(self, rank: int) -> None:
         """Another process has the place of this rank from now on."""

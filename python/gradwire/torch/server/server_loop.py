@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
-from gradwire._core import Layout
+from gradwire._core import Layout, ServerSide
 from gradwire.torch.checkpoint import Residual, StateDict, held_back, residuals_of
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.members.places import Places
@@ -49,9 +49,11 @@ class Serving(Side[ServerPart]):
         self._kept_buffers = buffers if keeps_buffers else None
         self._asking: list[int] = []  # places whose processes wait for the model
         # Transfers to a worker that may still be under way when it pushes.
-        self._keep_sends = 2 * settings.history if settings.staleness else 3 * (len(here) - 1)
-        is_ahead = settings.backup_workers > 0 or settings.staleness > 0
-        self._options = OptionsOfWorkers(may_differ=is_ahead)
+        others = len(here) - 1
+        self._keep_sends = 2 * settings.history * len(here) if settings.staleness else 3 * others
+        if settings.backup_workers:  # of another part, the versions that a late worker lacked
+            self._keep_sends += settings.history * others
+        self._options = OptionsOfWorkers(may_differ=settings.depends_on_speed)
         self._left: set[int] = set()
         self._ended_for: set[int] = set()  # workers that were sent OVER
         self._answered: set[int] = set()  # workers that were sent the last model
@@ -278,21 +280,23 @@ class Serving(Side[ServerPart]):
 
     def _end_if_over(self) -> None:
         """Tells workers that this version is the last if too few of them are left for another."""
-        if self._is_done():
+        open_parts = [part.exchange for part in self.parts.values() if not part.exchange.done]
+        if all(map(self._can_finish, open_parts)):
             return
         missing = self._awaiting()
-        open_parts = [part.exchange for part in self.parts.values() if not part.exchange.done]
-        here = set.intersection(*(set(each.pushed) for each in open_parts)) - self._excused
-        to_come = missing.intersection(self._active())
-        least = len(here | missing) - self.settings.backup_workers
-        if len(here) + len(to_come) >= max(1, least):
-            return
         # A worker that has pushed may wait for this version. The others push, get the versions that
         # they lack, and leave.
         told = [w for w in self._active() if w not in missing | self._ended_for]
         self._ended_for.update(told)
         self._send((worker, Kind.OVER, NOTHING, 0) for worker in told)
         self._answer_those_who_left()
+
+    def _can_finish(self, exchange: ServerSide) -> bool:
+        """Whether enough pushes for the version under way are here or may come."""
+        here, missing = set(exchange.pushed) - self._excused, set(exchange.awaiting())
+        to_come = missing.intersection(self._active())
+        least = len(here | missing) - self.settings.backup_workers
+        return len(here) + len(to_come) >= max(1, least)
 
     def _answer_those_who_left(self) -> None:
         """Sends them the last model."""

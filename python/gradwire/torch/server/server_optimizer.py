@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import UnmatchedPatternWarning
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, shapes_of
@@ -24,7 +22,12 @@ from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.server_plan import make_plan
-from gradwire.torch.server.server_settings import UPDATES, ServerSettings, exchange_text
+from gradwire.torch.server.server_settings import (
+    UPDATES,
+    BackupWorkers,
+    ServerSettings,
+    exchange_text,
+)
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import SharedParameters
@@ -65,8 +68,8 @@ class ServerOptimizer(WrappingOptimizer):
 
     Every rank must be given the same arguments. These are compared, by `connect` or, with a store,
     here: the tensors and their codecs, which follow from codec, rules, exclude and min_numel; the
-    number of workers and servers, barrier, backup_workers, staleness, pulls, on_lost, seed, and
-    what concerns buffers. history, threads, target, timeout and lost_after are not.
+    number of workers and servers, barrier, backup_workers, turns, staleness, pulls, on_lost, seed,
+    and what concerns buffers. history, threads, target, timeout and lost_after are not.
 
     Args:
         optimizer: Of the same parameters on every rank.
@@ -76,7 +79,7 @@ class ServerOptimizer(WrappingOptimizer):
         named_parameters: The names of the parameters, which rules and errors mention. None: those
             of `model`; without a model a name is "group.place".
         backup_workers: Each version is finished without this number of pushes; late ones are
-            dropped.
+            dropped. BackupWorkers says whose pushes count.
         staleness: How many of its own pushes a worker may have outstanding before it waits.
         history: Finished versions that a server keeps for workers that lack them; a worker that
             lacks more gets the model itself.
@@ -87,8 +90,7 @@ class ServerOptimizer(WrappingOptimizer):
             staleness=0 and barrier="step".
         barrier: "step": step() pushes all gradients and waits for all pulls. "tensor": backward()
             pushes each tensor when its gradient is there, and the next forward pass of `model`
-            waits for it where it needs it, with the same result; see no_sync and synchronize. It
-            needs backup_workers=0 and staleness=0.
+            waits for it where it needs it, with the same result; see no_sync and synchronize.
         model: The module whose forward pass uses the parameters, for barrier="tensor" and
             buffers_from.
         buffers_from: The worker from which the first server takes the model's buffers, such as the
@@ -118,7 +120,7 @@ class ServerOptimizer(WrappingOptimizer):
         *,
         servers: int = 1,
         named_parameters: Iterable[NamedTensor] | None = None,
-        backup_workers: int = 0,
+        backup_workers: int | BackupWorkers = 0,
         staleness: int = 0,
         history: int = 64,
         pulls: str = UPDATES,
@@ -155,9 +157,6 @@ class ServerOptimizer(WrappingOptimizer):
         buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
         self._plan = make_plan(settings, optimizer, named_parameters, buffers)
         self._settings, self._named = self._plan.settings, self._plan.named
-        for pattern in self._plan.layout.unmatched:
-            text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
-            warnings.warn(text, UnmatchedPatternWarning, stacklevel=2)
         self._setup = self._plan.describe()
         self._link: ServerLink | None = None
         self._places: Places | None = None
@@ -197,7 +196,7 @@ class ServerOptimizer(WrappingOptimizer):
     @property
     def version(self) -> int:
         """Number of updates of the model here: the lowest, if the servers' numbers differ. With
-        barrier="tensor" it counts the step whose pulls the next forward pass waits for."""
+        barrier="tensor" that for which the next forward pass waits; others may have made more."""
         return self._side.version if self._barrier is None else self._barrier.version
 
     @property
@@ -284,9 +283,9 @@ class ServerOptimizer(WrappingOptimizer):
         return contextlib.nullcontext() if self._barrier is None else self._barrier.pause()
 
     def synchronize(self) -> None:
-        """Waits until the parameters have the values of `version`. Call it before they are read
-        outside of the model's forward pass and `state_dict`, which do so themselves. Only with
-        barrier="tensor" it is needed; otherwise it does nothing."""
+        """Waits until the parameters have the values of `version`, or newer ones. Call it before
+        they are read outside of the model's forward pass and `state_dict`, which do so themselves.
+        Only with barrier="tensor" it is needed; otherwise it does nothing."""
         if self._barrier is not None and self._is_connected:
             self._barrier.synchronize()
 
@@ -345,7 +344,7 @@ class ServerOptimizer(WrappingOptimizer):
         state, buffers = self._optimizer.state_dict(), self._plan.buffers
         state["gradwire"] = self._identity().make_state(
             self._side.residuals(),
-            version=self.version,
+            version=self._side.version,
             workers=self.workers,
             model=self._side.named_model(),
             buffers={} if buffers is None or not self.is_server else buffers.named(),

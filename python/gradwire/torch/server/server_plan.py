@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
+from gradwire.torch.errors import UnmatchedPatternWarning
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import PART_BITS
 from gradwire.torch.parameters import NamedTensor, device_of, name_parameters, shapes_of
@@ -54,6 +56,9 @@ def make_plan(
     named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
     settings = settings.with_last_excluded(shapes_of(named))
     layout = settings.layout_of(named)
+    for pattern in layout.unmatched:
+        text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
+        warnings.warn(text, UnmatchedPatternWarning, stacklevel=3)
     parts = _divide(settings, layout, named) if settings.is_tensorwise else [(layout, named)]
     stage = stage_for(device_of(named), takes_kernels=False)
     return ServerPlan(settings, named, layout, parts, buffers, stage)

@@ -19,6 +19,8 @@ from gradwire.torch.wrapping_optimizer import is_adaptive
 
 # What workers pull: the changes of the servers' model, or the averages of their gradients.
 UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
+# Whose pushes a version counts: one of each worker, or also further ones of a worker.
+OWN, ANY = TURNS = ("own", "any")
 INSTEAD = "barrier='step' exchanges after the backward pass instead"
 
 
@@ -49,11 +51,25 @@ def check_members(members: Members, pulls: str) -> None:
 
 
 @dataclass(frozen=True)
+class BackupWorkers:
+    """For `ServerOptimizer(backup_workers=)`: each version is finished without `number` pushes.
+
+    turns: Whose pushes it counts. "own": one of each worker. "any": a worker that is done also
+        takes the turn of one that is behind, and pushes another gradient for the same version, as
+        with TensorFlow's SyncReplicasOptimizer (3LC, section 2.1). It needs staleness=0.
+    """
+
+    number: int
+    turns: str = OWN
+
+
+@dataclass(frozen=True)
 class ServerSettings(ExchangeSettings):
     """The options have the names that they have in ServerOptimizer."""
 
     servers: int = 1
     backup_workers: int = 0
+    turns: str = OWN
     staleness: int = 0
     history: int = 64
     pulls: str = UPDATES
@@ -73,6 +89,10 @@ class ServerSettings(ExchangeSettings):
         check_members(members, own["pulls"])
         adaptive = partial(is_adaptive, optimizer)
         settings = cls.of(compression, members, execution, adaptive=adaptive)
+        backup = own["backup_workers"]
+        if not isinstance(backup, BackupWorkers):
+            backup = BackupWorkers(backup)
+        own |= {"backup_workers": backup.number, "turns": backup.turns}
         return replace(settings, chosen=None, **own)  # nothing chooses codecs
 
     @cached_property
@@ -92,10 +112,16 @@ class ServerSettings(ExchangeSettings):
     def is_tensorwise(self) -> bool:
         return self.barrier == "tensor"
 
+    @property
+    def depends_on_speed(self) -> bool:
+        """Whether the versions depend on which workers are fast."""
+        return self.backup_workers > 0 or self.staleness > 0
+
     def describe(self) -> list[str]:
         terms = (
-            f"servers with barrier {self.barrier}, backup workers {self.backup_workers}, staleness "
-            f"{self.staleness}, pulls of {self.pulls}, on_lost {self.on_lost}"
+            f"servers with barrier {self.barrier}, backup workers {self.backup_workers}, turns "
+            f"{self.turns}, staleness {self.staleness}, pulls of {self.pulls}, "
+            f"on_lost {self.on_lost}"
         )
         return [terms, *super().describe()]
 
@@ -113,6 +139,7 @@ class ServerSettings(ExchangeSettings):
         return {
             "pulls": self.pulls,
             "backup": self.backup_workers,
+            "turns": self.turns,
             "staleness": self.staleness,
             "history": self.history,
             "threads": self.threads,
@@ -133,11 +160,13 @@ class ServerSettings(ExchangeSettings):
             raise ValueError(
                 "barrier='tensor' needs model=, whose forward pass waits for the tensors"
             )
-        if self.is_tensorwise and (self.backup_workers or self.staleness):
+        if self.turns not in TURNS:
+            raise ValueError(f"turns is {self.turns!r}; valid ones are {' and '.join(TURNS)}")
+        if self.turns == ANY and (self.backup_workers < 1 or self.staleness):
             raise ValueError(
-                "barrier='tensor' takes the pushes of all workers for each tensor of a version; "
-                f"backup_workers is {self.backup_workers} and staleness is {self.staleness}, and "
-                "both must be 0"
+                "turns='any' gives the turns of late workers to others, which wait otherwise: the "
+                f"number of backup workers is {self.backup_workers} and must be 1 or more, "
+                f"staleness is {self.staleness} and must be 0"
             )
         who = "" if self.store is not None else f"rank {dist.get_rank(self.process_group)}: "
         if self.pulls not in PULLS:

@@ -76,8 +76,7 @@ class Side(Generic[P]):
     def state_text(self) -> bytes:
         """Equal on all ranks if each has loaded the state that it saved at the same version, so
         that they can go on exactly; b"" if this one has not."""
-        settings = self.settings
-        depends = settings.backup_workers or settings.staleness or settings.goes_on
+        depends = self.settings.depends_on_speed or self.settings.goes_on
         return f"version {self.version}".encode() if self.has_state and not depends else b""
 
     @abstractmethod

@@ -25,6 +25,7 @@ from gradwire.torch.server.group_options import (
 from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.server_plan import ServerPlan
+from gradwire.torch.server.server_settings import ANY
 from gradwire.torch.server.side import Handlers, Side
 
 
@@ -42,12 +43,27 @@ class Working(Side[WorkerPart]):
         self.arrivals: dict[int, tuple[float, float]] = {}
         self._sent_options = b""
         self._over: set[int] = set()  # servers that make no further version
+        # Whether the next gradient is one more for the same version; None: it is not known yet.
+        self._again: bool | None = None
+        self._in_use: set[int] = set()  # parts that must not change now
+        self._held: list[Message] = []  # for these
         self._replica: dict[str, torch.Tensor] = {}  # of a loaded state, until `begin`
 
     @property
     def version(self) -> int:
         exchanges = [part.exchange for part in self.parts.values()]
         return min(each.version(server) for each in exchanges for server in each.servers)
+
+    @property
+    def version_ahead(self) -> int:
+        """The version that `version` has reached when `wait` has returned for all parts."""
+        return max(self.version, self.version_to_push - self.settings.staleness)
+
+    @property
+    def version_to_push(self) -> int:
+        """The version for which the next gradient is pushed: that of the parts furthest behind."""
+        exchanges = [part.exchange for part in self.parts.values()]
+        return min(e.next_version + (e.has_turn and not self._again) for e in exchanges)
 
     @property
     def has_state(self) -> bool:
@@ -129,6 +145,7 @@ class Working(Side[WorkerPart]):
         self.begin_step(self.version)
         for part in self.parts.values():
             self.push(part, step, factor)
+        self.release()
         self.wait(self.parts)
         self.take_arrived()
         self.wait(self.parts)  # one that came early waits for the versions before it
@@ -164,7 +181,7 @@ class Working(Side[WorkerPart]):
         """Pushes the gradients of a part, times `factor`."""
         part.fill_with_gradients(factor)
         unused = part.unused()
-        if unused:
+        if unused or self.settings.turns == ANY:  # of several pushes, all must say it
             message = unused_message(part.exchange.next_version, unused, len(part.names))
             servers = part.exchange.servers
             self._send((server, Kind.UNUSED, message, part.number) for server in servers)
@@ -173,13 +190,65 @@ class Working(Side[WorkerPart]):
             part.exchange.start(part.bucket, step)
         self._send_packets(part)
 
+    def hold_back(self, part: WorkerPart) -> None:
+        """Pushes no gradients of a part that is ahead of others."""
+        part.exchange.hold_back()
+        self._send_packets(part)
+
     def wait(self, numbers: Iterable[int]) -> None:
         """Waits until the next gradients of these parts may be computed."""
         for number in numbers:
-            while not self.parts[number].exchange.done:
-                waiting = self.parts[number].exchange.awaiting()
+            part = self.parts[number]
+            while not self._is_ready(part):
+                waiting = part.exchange.awaiting() or part.exchange.servers
                 self._check_not_over(waiting)
                 self._handle(self.link.take(waiting))
+
+    def wait_unless_over(self, numbers: Iterable[int]) -> None:
+        """As `wait`, but ends where no further version is made."""
+        for number in numbers:
+            part = self.parts[number]
+            while not self._is_ready(part) and self._over.isdisjoint(part.exchange.servers):
+                self._handle(self.link.take(part.exchange.servers))
+
+    def await_turn(self) -> None:
+        """Waits until it is known whether the next gradient is one more for the same version, or
+        that no further version is made."""
+        exchanges = [part.exchange for part in self.parts.values()]
+        while self.settings.turns == ANY and not self._over:
+            if any(map(self._is_ready, self.parts.values())) and self._again is not None:
+                return
+            self._handle(self.link.take(sorted({s for e in exchanges for s in e.servers})))
+
+    def _is_ready(self, part: WorkerPart) -> bool:
+        """A turn for the same version is taken with all parts or with none: as soon as all have
+        one, unless one of them has pulled the version before."""
+        exchange = part.exchange
+        if not exchange.done:
+            return False
+        if self._again is None:
+            turns = [other.exchange.has_turn for other in self.parts.values()]
+            if all(turns) or not exchange.has_turn:
+                self._again = all(turns)
+        return not exchange.has_turn or self._again is True
+
+    def use(self, number: int) -> None:
+        """Until `release` the part keeps its values, for which a gradient is computed."""
+        self._in_use.add(number)
+
+    def release(self) -> None:
+        """All gradients are pushed: takes what has come for the parts in use."""
+        self._again = None
+        self._in_use.clear()
+        held, self._held = self._held, []
+        for message in held:
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        if message.part in self._in_use and message.kind in (Kind.PACKET, Kind.CATCH_UP):
+            self._held.append(message)
+        else:
+            super()._handle(message)
 
     def take_arrived(self) -> None:
         """Takes what has arrived, and waits for nothing."""
