@@ -42,6 +42,18 @@ def test_the_recipe_learns_and_compresses(
     assert all(ratio > least for ratio, least in zip(found, ratios, strict=True)), printed
 
 
+def test_a_process_that_generates_follows_trl() -> None:
+    """Each step has answers of the version before it, and the policy learns the task."""
+    require("trl")
+    printed, _ = run_program(EXAMPLES / "trl_grpo.py")
+    rewards = [float(reward) for reward in re.findall(r"reward ([\d.]+)", printed)]
+    assert rewards[0] < 0.5, printed  # chance gives 0.1
+    assert rewards[-1] > 0.7, printed
+    version = re.search(r"version 61: (\d+) bytes, (\d+)% of the weights changed", printed)
+    assert version is not None, printed
+    print(f"trl_grpo: reward {rewards[0]} to {rewards[-1]}, {version.group()}")
+
+
 def test_a_replica_of_torchft_dies_and_comes_back() -> None:
     """The other one goes on alone, and both end with the same model."""
     require("torchft")
