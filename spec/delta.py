@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import xxhash
 
 from common import FormatError, ceil_div, little, require
-from payloads import rice, ternary
+from payloads import rice
 from payloads.rice import Bits
 
 HEADER = 48
@@ -16,7 +16,8 @@ BLOCK = 65536  # bytes of an array with a digest of their own
 UNCHANGED, SPARSE, DENSE, VERBATIM = range(4)  # modes
 MOST_FAR = 16384
 LONGEST_PREFIX = 11
-RUNS = 4  # of the steps of a dense chunk
+RUNS = 4  # of the steps of a chunk, unless a sparse one has few
+LEAST_IN_RUNS = 512
 ELEMENTS = {0: 1, 1: 2, 2: 4, 16: 1, 17: 2, 18: 4}  # widths in bytes
 FLOATS = 16  # elements from this number on
 
@@ -142,31 +143,49 @@ def in_order(element: int, bits: int) -> int:
 
 
 def sparse_steps(data: bytes, n: int, bits: int) -> list[int]:
-    far, head = far_steps(data, n, bits)
-    steps = ternary.decode_chunk(data[head:], ternary.RICE, n)
-    places = [i for i, step in enumerate(steps) if step]
-    for place, size in far:
-        require(place < len(places), "corrupt_payload", "a far step without a change")
+    places, at = take_places(data, n)
+    signs = data[at : at + ceil_div(len(places), 8)]
+    require(len(signs) == ceil_div(len(places), 8), "corrupt_payload", "the signs are cut")
+    reader, steps = Bits(signs), [0] * n
+    for place in places:
+        steps[place] = -1 if reader.take(1) else 1
+    require(reader.ended(), "corrupt_payload", "padding of the signs")
+    data = data[at + len(signs) :]
+    far, at = take_places(data, len(places))
+    require(len(far) <= MOST_FAR, "corrupt_payload", f"{len(far)} far steps")
+    if not far:
+        require(at == len(data), "corrupt_payload", "bytes after the last step")
+        return steps
+    for place, size in zip(far, sizes_of(data[at:], len(far), bits), strict=True):
         steps[places[place]] *= size
     return steps
 
 
-def far_steps(data: bytes, n: int, bits: int) -> tuple[list[tuple[int, int]], int]:
-    """Pairs of a place among the changes and a size; and how many bytes the list takes."""
-    count, at = take_number(data, 0)
-    require(count <= MOST_FAR, "corrupt_payload", f"{count} far steps")
-    if count == 0:
+def take_places(data: bytes, n: int) -> tuple[list[int], int]:
+    """Which of n bits are set, and how many bytes say so."""
+    require(len(data) > 0, "corrupt_payload", "the places are cut")
+    runs, at = data[0], 1
+    require(runs in (0, 1, RUNS), "corrupt_payload", f"{runs} runs")
+    if runs == 0:
         return [], at
-    require(at < len(data), "corrupt_payload", "no parameters")
-    gap_k, size_k = data[at] & 15, data[at] >> 4
-    reader, place, far = Bits(data[at + 1 :]), -1, []
-    for _ in range(count):
-        place += 1 + take_gap(reader, gap_k)
-        size = take_size(reader, size_k)
-        require(place < n and size <= 1 << (bits - 1), "corrupt_payload", "a far step")
-        far.append((place, size))
-    require(reader.take(-reader.at % 8) == 0, "corrupt_payload", "padding of the far steps")
-    return far, at + 1 + reader.at // 8
+    sizes = []
+    for _ in range(runs - 1):
+        size, at = take_number(data, at)
+        sizes.append(size)
+    run, places = 64 * ceil_div(n, 64 * runs), []
+    for i in range(runs):
+        begin, end = min(i * run, n), min((i + 1) * run, n)
+        reader = Bits(data[at:])
+        k = reader.take(4)
+        place = begin + take_gap(reader, k)
+        while place < end:
+            places.append(place)
+            place += 1 + take_gap(reader, k)
+        require(place == end, "corrupt_payload", "a place beyond its run")
+        require(reader.take(-reader.at % 8) == 0, "corrupt_payload", "padding of a run")
+        at += reader.at // 8
+        require(i == runs - 1 or reader.at // 8 == sizes[i], "corrupt_payload", "size of a run")
+    return places, at
 
 
 def take_gap(reader: Bits, k: int) -> int:
@@ -178,12 +197,41 @@ def take_gap(reader: Bits, k: int) -> int:
     return (zeros << k) + reader.take(k)
 
 
-def take_size(reader: Bits, k: int) -> int:
+def sizes_of(data: bytes, count: int, bits: int) -> list[int]:
+    """The sizes of far steps."""
+    require(len(data) > 0 and data[0] <= 15, "corrupt_payload", "the order of the sizes")
+    order, strings = data[0], 1 if count < LEAST_IN_RUNS else RUNS
+    most, sizes = ceil_div(count, strings), []
+    for i, string in enumerate(take_strings(data, 1, strings)):
+        reader = Bits(string)
+        for _ in range(max(0, min(most, count - i * most))):
+            sizes.append(take_size(reader, order))
+            require(sizes[-1] <= 1 << (bits - 1), "corrupt_payload", "no step is so long")
+        require(reader.ended(), "corrupt_payload", "bits after the last size")
+    return sizes
+
+
+def take_strings(data: bytes, at: int, count: int) -> list[bytes]:
+    """Strings up to the end of the data, before them the sizes of all but the last."""
+    sizes = []
+    for _ in range(count - 1):
+        size, at = take_number(data, at)
+        sizes.append(size)
+    require(sum(sizes) <= len(data) - at, "corrupt_payload", "the strings are cut")
+    strings = []
+    for size in [*sizes, len(data) - at - sum(sizes)]:
+        strings.append(data[at : at + size])
+        at += size
+    return strings
+
+
+def take_size(reader: Bits, order: int) -> int:
     zeros = 0
     while reader.take(1) == 0:
         zeros += 1
-        require(zeros + k <= 31, "corrupt_payload", "a size is too long")
-    return (1 << zeros + k | reader.take(zeros + k)) - (1 << k) + 2
+        require(zeros <= 31, "corrupt_payload", "a size is too long")
+    low = zeros + order
+    return (1 << low | reader.take(low)) - (1 << order) + 2
 
 
 def dense_steps(data: bytes, n: int, bits: int) -> list[int]:
@@ -193,35 +241,31 @@ def dense_steps(data: bytes, n: int, bits: int) -> list[int]:
     lengths = [data[i // 2] >> i % 2 * 4 & 15 for i in range(2 * head)]
     require(not any(lengths[symbols:]), "corrupt_payload", "padding of the lengths")
     codes = prefix_codes(lengths[:symbols])
-    at, sizes = head, []
-    for _ in range(RUNS - 1):
-        size, at = take_number(data, at)
-        sizes.append(size)
-    require(sum(sizes) <= len(data) - at, "corrupt_payload", "the strings are cut")
-    run, steps = ceil_div(n, RUNS), []
-    for i, size in enumerate([*sizes, len(data) - at - sum(sizes)]):
-        count = max(0, min(run, n - i * run))
-        steps += run_of_steps(Bits(data[at : at + size]), count, codes, bits)
-        at += size
-    return steps
-
-
-def run_of_steps(reader: Bits, count: int, codes: dict[str, int], bits: int) -> list[int]:
-    steps = []
-    for _ in range(count):
-        code = str(reader.take(1))
-        while code not in codes:
-            require(len(code) < LONGEST_PREFIX, "corrupt_payload", "no code begins so")
-            code += str(reader.take(1))
-        length = codes[code]  # of the size in bits
+    run, lengths_of_sizes = ceil_div(n, RUNS), []
+    *strings, sizes = take_strings(data, head, RUNS + 1)
+    for i, string in enumerate(strings):
+        reader = Bits(string)
+        for _ in range(max(0, min(run, n - i * run))):
+            lengths_of_sizes.append(take_symbol(reader, codes))
+        require(reader.ended(), "corrupt_payload", "bits after the last code")
+    reader, steps = Bits(sizes), []
+    for length in lengths_of_sizes:
         if length == 0:
             steps.append(0)
             continue
         sign, size = reader.take(1), 1 << (length - 1) | reader.take(length - 1)
         require(size <= 1 << (bits - 1), "corrupt_payload", "no step is so long")
         steps.append(-size if sign else size)
-    require(reader.ended(), "corrupt_payload", "bits after the last step")
+    require(reader.ended(), "corrupt_payload", "bits after the last size")
     return steps
+
+
+def take_symbol(reader: Bits, codes: dict[str, int]) -> int:
+    code = str(reader.take(1))
+    while code not in codes:
+        require(len(code) < LONGEST_PREFIX, "corrupt_payload", "no code begins so")
+        code += str(reader.take(1))
+    return codes[code]
 
 
 def prefix_codes(lengths: list[int]) -> dict[str, int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import pairwise
 
 import delta as spec
 from common import ceil_div, little
-from payloads import rice, ternary
+from payloads import rice
 
 
 def encode(element: int, base: bytes, result: bytes) -> bytes:
@@ -74,23 +74,57 @@ def whole(chunk: bytes) -> int:
 
 def encode_sparse(steps: list[int]) -> bytes:
     changes = [step for step in steps if step]
-    places = [i for i, step in enumerate(changes) if abs(step) > 1]
-    trits = [(step > 0) - (step < 0) for step in steps]
-    coded = ternary.encode_chunk(trits, ternary.RICE)
-    if not places:
-        return number(0) + coded
-    gaps = [at - before - 1 for before, at in zip([-1, *places], places, strict=False)]
-    sizes = [abs(changes[at]) for at in places]
-    g, m = best_of(gaps, 0, gap_code), best_of(sizes, 2, size_code)
-    codes = [gap_code(gap, g) + size_code(size, m) for gap, size in zip(gaps, sizes, strict=True)]
-    return number(len(places)) + bytes([g | m << 4]) + to_bytes("".join(codes)) + coded
+    far = [abs(step) for step in changes if abs(step) > 1]
+    return (
+        encode_places([step != 0 for step in steps])
+        + to_bytes("".join(str(int(step < 0)) for step in changes))
+        + encode_places([abs(step) > 1 for step in changes])
+        + (encode_sizes(far) if far else b"")
+    )
 
 
-def best_of(values: list[int], least: int, code: Callable[[int, int], str]) -> int:
-    """The parameter that takes the fewest bits, of six at and below the bits of the mean."""
-    most = min(15, (sum(value - least for value in values) // len(values)).bit_length())
-    tried = range(max(0, most - 5), most + 1)
-    return min(tried, key=lambda k: sum(len(code(value, k)) for value in values))
+def runs_of(count: int) -> int:
+    return 0 if count == 0 else 1 if count < spec.LEAST_IN_RUNS else spec.RUNS
+
+
+def encode_places(bits: list[bool]) -> bytes:
+    """Which of the bits are set."""
+    runs = runs_of(sum(bits))
+    if runs == 0:
+        return b"\0"
+    run = 64 * ceil_div(len(bits), 64 * runs)
+    strings = []
+    for begin in range(0, runs * run, run):
+        part = bits[begin : begin + run]
+        places = [-1, *(i for i, bit in enumerate(part) if bit), len(part)]
+        gaps = [at - before - 1 for before, at in pairwise(places)]
+        best = best_of(gaps)
+        strings.append(to_bytes(low_first(best, 4) + "".join(gap_code(gap, best) for gap in gaps)))
+    return bytes([runs]) + with_sizes(strings)
+
+
+def with_sizes(strings: list[bytes]) -> bytes:
+    return b"".join(number(len(string)) for string in strings[:-1]) + b"".join(strings)
+
+
+def best_of(gaps: list[int]) -> int:
+    """The parameter that takes the fewest bits, of four below the bits of the mean."""
+    bits = (sum(gaps) // len(gaps)).bit_length()
+    tried = range(max(0, bits - 4), max(0, bits - 1) + 1)
+    return min(tried, key=lambda k: sum(len(gap_code(gap, k)) for gap in gaps))
+
+
+def encode_sizes(sizes: list[int]) -> bytes:
+    widths = [(size - 2).bit_length() for size in sizes]
+
+    def length(order: int) -> int:
+        return sum(order + 1 if width <= order else 2 * width - 1 - order for width in widths)
+
+    order, strings = min(range(16), key=length), runs_of(len(sizes))
+    most = ceil_div(len(sizes), strings)
+    parts = [sizes[i * most : (i + 1) * most] for i in range(strings)]
+    codes = [to_bytes("".join(size_code(size, order) for size in part)) for part in parts]
+    return bytes([order]) + with_sizes(codes)
 
 
 def gap_code(gap: int, g: int) -> str:
@@ -116,14 +150,18 @@ def encode_dense(steps: list[int], bits: int) -> bytes:
     head = bytes(low | high << 4 for low, high in zip(lengths[::2], lengths[1::2], strict=True))
     run, strings = ceil_div(len(steps), spec.RUNS), []
     for i in range(spec.RUNS):
-        string = ""
-        for step in steps[i * run : (i + 1) * run]:
-            length = abs(step).bit_length()
-            string += codes[length]
-            if length:
-                string += str(int(step < 0)) + low_first(abs(step) - (1 << length - 1), length - 1)
-        strings.append(to_bytes(string))
-    return head + b"".join(number(len(string)) for string in strings[:-1]) + b"".join(strings)
+        part = steps[i * run : (i + 1) * run]
+        strings.append(to_bytes("".join(codes[abs(step).bit_length()] for step in part)))
+    strings.append(to_bytes("".join(map(size_bits, steps))))
+    return head + with_sizes(strings)
+
+
+def size_bits(step: int) -> str:
+    """The sign, and the size below its highest bit."""
+    length = abs(step).bit_length()
+    if length == 0:
+        return ""
+    return str(int(step < 0)) + low_first(abs(step) - (1 << length - 1), length - 1)
 
 
 def code_lengths(counts: list[int]) -> list[int]:

@@ -31,6 +31,8 @@ _STEPS = 60
 
 Bytes = NDArray[np.uint8]
 Compress = Callable[[Any], bytes]
+Decompress = Callable[[bytes], bytes]
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class DeltaRow:
     apply: in place, with the digest of the result.
     of_memcpy: shares of memcpy's bandwidth in bytes moved. memcpy moves two arrays; encode three,
     as it reads the base and the result and writes the copy; apply two.
-    others: by compressor, (bits, rate), where its package is installed. It takes the XOR of the two
-    arrays, and the rate includes the XOR, or the result alone.
+    others: by compressor, (bits, rate, rate of the way back), where its package is installed. It
+    takes the XOR of the two arrays, and both rates include the XOR, or the result alone.
     """
 
     change: str
@@ -58,7 +60,7 @@ class DeltaRow:
     apply: float
     apply_of_memcpy: float
     memcpy: float
-    others: dict[str, tuple[float, float]]
+    others: dict[str, tuple[float, float, float]]
 
 
 def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
@@ -96,9 +98,10 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
 
     copied = np.zeros_like(base)
     others, sizes = _others(change, base, result, copied)
-    calls = [lambda: np.copyto(copied, base), encode_next, apply_next, *others.values()]
+    both_ways = [call for pair in others.values() for call in pair]
+    calls = [lambda: np.copyto(copied, base), encode_next, apply_next, *both_ways]
     times = interleave(calls, seconds, time.process_time)
-    memcpy, encoding, applying, *compressing = (median(samples) for samples in times)
+    memcpy, encoding, applying, *taken = (median(samples) for samples in times)
     differing = max(int(np.count_nonzero(base != result)), 1)
     rate = 1e-9 * base.nbytes
     return DeltaRow(
@@ -113,8 +116,8 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
         apply_of_memcpy=memcpy / applying,
         memcpy=rate / memcpy,
         others={
-            name: (8 * sizes[name] / differing, rate / taken)
-            for name, taken in zip(others, compressing, strict=True)
+            name: (8 * sizes[name] / differing, rate / there, rate / back)
+            for name, there, back in zip(others, taken[::2], taken[1::2], strict=True)
         },
     )
 
@@ -178,27 +181,41 @@ def _entropy(base: NDArray[Any], result: NDArray[Any]) -> float:
 
 def _others(
     change: str, base: NDArray[Any], result: NDArray[Any], xor: NDArray[Any]
-) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
-    """Calls of the compressors that are installed, and the bytes that they make."""
-    compressors: dict[str, Compress] = {}
+) -> tuple[dict[str, tuple[Call, Call]], dict[str, int]]:
+    """Calls of the compressors that are installed, there and back, and the bytes that they make.
+    Raises CheckError."""
+    compressors: dict[str, tuple[Compress, Decompress]] = {}
     if zstd := _module("zstandard"):
-        compressors["xor + zstd -1"] = zstd.ZstdCompressor(level=1).compress
+        unpack = zstd.ZstdDecompressor().decompress
+        compressors["xor + zstd -1"] = zstd.ZstdCompressor(level=1).compress, unpack
         if change in STATES:
-            compressors["xor + zstd -3"] = zstd.ZstdCompressor(level=3).compress
+            compressors["xor + zstd -3"] = zstd.ZstdCompressor(level=3).compress, unpack
     if change in STATES and (zipnn := _module("zipnn")):
         packer = zipnn.ZipNN(bytearray_dtype="float32", input_format="byte", threads=1)
-        compressors |= {"xor + zipnn": packer.compress, "zipnn": packer.compress}
+        both = packer.compress, packer.decompress
+        compressors |= {"xor + zipnn": both, "zipnn": both}
 
-    def call(name: str, compress: Compress) -> Callable[[], bytes]:
-        def compressed() -> bytes:
+    calls: dict[str, tuple[Call, Call]] = {}
+    sizes = {}
+    for name, (compress, decompress) in compressors.items():
+
+        def there(name: str = name, compress: Compress = compress) -> bytes:
             given = np.bitwise_xor(base, result, out=xor) if name.startswith("xor") else result
-            # zipnn writes into what it is given unless that is bytes.
+            # zipnn writes into what it is given.
             return compress(given.tobytes() if "zipnn" in name else given)
 
-        return compressed
+        coded = there()
 
-    calls = {name: call(name, compress) for name, compress in compressors.items()}
-    return dict(calls), {name: len(compressed()) for name, compressed in calls.items()}
+        def back(
+            name: str = name, coded: bytes = coded, decompress: Decompress = decompress
+        ) -> NDArray[Any]:
+            values = np.frombuffer(decompress(coded), base.dtype)
+            return np.bitwise_xor(values, base, out=xor) if name.startswith("xor") else values
+
+        if not np.array_equal(back(), result):
+            raise CheckError(f"check failed: {change}, {name}: not the result")
+        calls[name], sizes[name] = (there, back), len(coded)
+    return calls, sizes
 
 
 def _module(name: str) -> Any:

@@ -202,9 +202,9 @@ def test_deltas_are_checked_and_measured(change: str) -> None:
     assert row.apply_of_memcpy == pytest.approx(row.apply / row.memcpy)
     # A third of what a changed value would take as an index and a value; not below the entropy.
     assert row.entropy is None or row.entropy < row.bits < 16
-    for bits, rate in row.others.values():
+    for bits, rate, rate_back in row.others.values():
         assert row.bits < bits
-        assert rate > 0
+        assert rate > 0 < rate_back
 
 
 def test_a_delta_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ import random
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import delta as spec
 import delta_encoder as encoder
-from common import little
+from common import ceil_div, little
 from golden_cases.inputs import put
-from payloads import rice, ternary
 
 NAMES = {0: "int8", 1: "int16", 2: "int32", 16: "fp8", 17: "float16", 18: "float32"}
 # Bits whose order is special, of bfloat16, binary16 and E4M3, too: both zeros, the smallest and the
@@ -88,6 +88,7 @@ def cases() -> Iterator[tuple[str, Case]]:
             "unchanged": (37, 0.0, [1]),
             "sparse": (509, 0.03, [1]),
             "sparse-far": (509, 0.1, [1, 1, 1, 2, 3, largest // 3, largest]),
+            "sparse-runs": (2900, 0.21, [1, 1, 2, 3, largest]),
             "dense": (301, 1.0, [0, 1, 2, 3, 5]),
             "one-size": (5, 1.0, [1]),
         }
@@ -124,15 +125,35 @@ def others() -> Iterator[tuple[str, Case, bytes]]:
     base = weights(2, 200)
     steps = draw_steps(draw, 200, 0.5, [1])
     case = Case(17, 200, base, moved(17, base, steps))
-    trits = ternary.pack_trits(steps)
-    yield "packed-trits", case, chunk(spec.SPARSE, encoder.number(0) + trits)
     yield "dense-for-few", case, chunk(spec.DENSE, encoder.encode_dense(steps, 16))
     yield "verbatim-for-few", case, b"\x03" + case.result
-    yield "sparse-without-change", Case(17, 9, base, base[:18]), chunk(spec.SPARSE, b"\0")
+    yield "sparse-without-change", Case(17, 9, base, base[:18]), chunk(spec.SPARSE, b"\0\0")
+    yield "few-in-runs", case, chunk(spec.SPARSE, sparse_with(steps, runs=4, k=3))
+    # Each gap is longer than the table of a decoder, or an escape.
+    few = [step if i % 50 == 49 else 0 for i, step in enumerate(steps)]
+    for k in (0, 2, 15):
+        name, of = f"parameter-{k}", Case(17, 200, base, moved(17, base, few))
+        yield name, of, chunk(spec.SPARSE, sparse_with(few, runs=1, k=k))
     far = [step * 3 for step in steps]
-    codes = "".join(encoder.gap_code(0, 15) + encoder.size_code(3, 15) for step in steps if step)
-    data = encoder.number(sum(map(bool, steps))) + b"\xff" + encoder.to_bytes(codes) + trits
-    yield "largest-parameters", Case(17, 200, base, moved(17, base, far)), chunk(spec.SPARSE, data)
+    data = sparse_with(far, runs=1, k=0)[:-1]  # without the count of runs of far steps
+    changes = sum(map(bool, steps))
+    places = encoder.encode_places([True] * changes)
+    sizes = b"\x0f" + encoder.to_bytes(encoder.size_code(3, 15) * changes)
+    of = Case(17, 200, base, moved(17, base, far))
+    yield "largest-order", of, chunk(spec.SPARSE, data + places + sizes)
+
+
+def sparse_with(steps: list[int], runs: int, k: int) -> bytes:
+    """A sparse chunk without far steps whose places have these runs and this parameter."""
+    run = 64 * ceil_div(len(steps), 64 * runs)
+    strings = []
+    for begin in range(0, runs * run, run):
+        part = steps[begin : begin + run]
+        places = [-1, *(i for i, step in enumerate(part) if step), len(part)]
+        codes = [encoder.gap_code(at - before - 1, k) for before, at in pairwise(places)]
+        strings.append(encoder.to_bytes(encoder.low_first(k, 4) + "".join(codes)))
+    signs = encoder.to_bytes("".join(str(int(step < 0)) for step in steps if step))
+    return bytes([runs]) + encoder.with_sizes(strings) + signs + b"\0"
 
 
 def chunk(mode: int, data: bytes) -> bytes:
@@ -156,9 +177,16 @@ def errors() -> Iterator[tuple[str, str, bytes, int]]:
     def sparse(data: bytes) -> bytes:
         return payload(chunk(spec.SPARSE, data))
 
-    def far(bits: str, parameters: int = 0, count: int = 1) -> bytes:
-        head = encoder.number(count) + bytes([parameters])
-        return sparse(head + encoder.to_bytes(bits) + rice.encode([1] + [0] * 99))
+    one = encoder.encode_places([True] + [False] * 99)
+    one_far = one + b"\0" + encoder.encode_places([True])
+    assert spec.status_of(sparse(one + b"\0\0"), base) != "corrupt_payload"
+
+    def places(bits: str, runs: int = 1) -> bytes:
+        """The place of one change in one run, by its parameter and codes, and no sign."""
+        return sparse(bytes([runs]) + encoder.to_bytes(bits) + b"\0\0")
+
+    def sizes(bits: str, order: int = 0) -> bytes:
+        return sparse(one_far + bytes([order]) + encoder.to_bytes(bits))
 
     def dense(lengths: list[int], strings: list[bytes]) -> bytes:
         lengths = lengths + [0] * (18 - len(lengths))
@@ -166,9 +194,11 @@ def errors() -> Iterator[tuple[str, str, bytes, int]]:
         sizes = b"".join(encoder.number(len(string)) for string in strings[:-1])
         return payload(chunk(spec.DENSE, head + sizes + b"".join(strings)))
 
-    zeros = [bytes(4)] * 4  # 25 elements with a code of one bit each
+    zeros = [*[bytes(4)] * 4, b""]  # 25 elements with a code of one bit each
     assert spec.status_of(dense([1], zeros), base) == "ok"
-    too_long = "1" + "0" + encoder.low_first(1, 15)  # the code, the sign, and 2^15 + 1
+    too_long = encoder.to_bytes("0" + encoder.low_first(1, 15))  # the sign, and 2^15 + 1
+    in_runs = sparse_with([1] + [0] * 99, runs=4, k=3)
+    assert spec.status_of(sparse(in_runs), base) != "corrupt_payload"
     faults = {
         "truncated": {"header": good[:47], "empty": b"", "payload": sealed(good[:-1])},
         "bad_magic": {"magic": sealed(put(good, 0, b"GW"))},
@@ -193,18 +223,25 @@ def errors() -> Iterator[tuple[str, str, bytes, int]]:
             "chunk-too-long": sparse(bytes(290)),
             "bytes-after-the-chunks": payload(b"\0\0"),
             "chunk-cut": payload(b"\x03" + base[1:]),
-            "sparse-empty": sparse(b""),
-            "far-count": sparse(encoder.number(16385)),
-            "far-without-parameters": sparse(encoder.number(1)),
-            "far-cut": sparse(b"\1\0"),
-            "far-without-a-change": far("01" + "1"),
-            "far-gap-beyond-the-end": far("0" * 11 + encoder.low_first(100, 16) + "1"),
-            "far-too-far": far("1" + encoder.size_code(32769, 0)),
-            "far-size-of-32-bits": far("1" + "0" * 32 + "1" + "0" * 32),
-            "far-padding": far("1" + "1" + "1"),
-            "trit-beyond-the-end": sparse(b"\0" + rice.encode([0] * 100 + [1])),
-            "trits-too-long": sparse(b"\0" + bytes([121]) * 21),
-            "trits-padding": sparse(b"\0" + rice.encode([1]) + b"\0"),
+            "places-empty": sparse(b""),
+            "places-in-two-runs": places("0000" + "1" + "0" * 11 + encoder.low_first(99, 16), 2),
+            "places-cut": sparse(one[:-1]),
+            "place-beyond-the-end": places("0000" + "1" + "0" * 11 + encoder.low_first(100, 16)),
+            "places-padding": places("1000" + "10" + "0" * 11 + encoder.low_first(99, 16) + "1"),
+            "runs-cut": sparse(b"\4\1"),
+            "run-beyond-the-end": sparse(b"\4\1\1\x7f\0\0\0\0"),
+            "run-of-another-size": sparse(in_runs[:1] + bytes([in_runs[1] + 1]) + in_runs[2:]),
+            "signs-cut": sparse(one),
+            "signs-padding": sparse(one + b"\2\0"),
+            "far-cut": sparse(one + b"\0"),
+            "far-beyond-the-changes": sparse(one + b"\0" + one),
+            "bytes-after-the-steps": sparse(one + b"\0\0\0"),
+            "sizes-cut": sparse(one_far),
+            "order-of-the-sizes": sizes("1" + "0" * 16, 16),
+            "far-size-cut": sparse(one_far + b"\0"),
+            "size-too-far": sizes(encoder.size_code(32769, 0)),
+            "size-of-32-bits": sizes("0" * 32 + "1" + "0" * 32),
+            "sizes-padding": sizes("11"),
             "lengths-cut": payload(chunk(spec.DENSE, bytes(8))),
             "lengths-padding": dense([1] + [0] * 16 + [1], zeros),
             "length-12": dense([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12], zeros),
@@ -212,14 +249,14 @@ def errors() -> Iterator[tuple[str, str, bytes, int]]:
             "lengths-of-nothing": dense([], zeros),
             "lengths-too-many": dense([1, 1, 1], zeros),
             "no-code-begins-so": dense([1], [b"\1" + bytes(3), *zeros[1:]]),
-            "run-cut": dense([1], [bytes(4), bytes(3), bytes(4), bytes(4)]),
-            "last-run-cut": dense([1], [*zeros[1:], bytes(3)]),
-            "run-too-long": dense([1], [bytes(5), *zeros[1:]]),
-            "run-padding": dense([1], [*zeros[1:], bytes(3) + b"\2"]),
-            "runs-beyond-the-end": payload(chunk(spec.DENSE, b"\1" + bytes(8) + b"\x7f\0\0")),
-            "step-too-long": dense(
-                [1] + [0] * 15 + [1], [encoder.to_bytes(too_long + "0" * 24), *zeros[1:]]
-            ),
+            "codes-cut": dense([1], [bytes(4), bytes(3), bytes(4), bytes(4), b""]),
+            "codes-too-long": dense([1], [bytes(5), *zeros[1:]]),
+            "codes-padding": dense([1], [*zeros[1:4], bytes(3) + b"\2", b""]),
+            "codes-beyond-the-end": payload(chunk(spec.DENSE, b"\1" + bytes(8) + b"\x7f\0\0\0")),
+            "step-too-long": dense([1] + [0] * 15 + [1], [b"\1" + bytes(3), *zeros[1:4], too_long]),
+            "step-cut": dense([1] + [0] * 15 + [1], [b"\1" + bytes(3), *zeros[1:4], b"\1"]),
+            "steps-padding": dense([1, 1], [b"\1" + bytes(3), *zeros[1:4], b"\2"]),
+            "steps-too-long": dense([1], [*zeros[:4], b"\0"]),
         },
     }
     for status, group in faults.items():

@@ -1,12 +1,12 @@
 #include "delta/chunk_codec.h"
 
-#include <algorithm>
+#include <cassert>
 #include <cstring>
-#include <memory>
 
+#include "base/varint.h"
 #include "delta/dense_steps.h"
-#include "delta/far_steps.h"
-#include "delta/varint.h"
+#include "stages/places/far_sizes_bits.h"
+#include "stages/places/places_bits.h"
 #include "stages/trits/trit_bits.h"
 
 namespace gradwire {
@@ -21,12 +21,24 @@ constexpr size_t kChunkWords = trit_words(kDeltaChunk);
 
 // The changes of a chunk as bits.
 struct ChunkSteps {
-  uint64_t plus[kChunkWords];
+  uint64_t changed[kChunkWords];
   uint64_t minus[kChunkWords];
   uint64_t far[kChunkWords];
 
-  StepBits bits() { return {plus, minus, far}; }
+  StepBits bits() { return {changed, minus, far}; }
 };
+
+// Far steps in the order of their elements.
+struct FarSteps {
+  // No sparse chunk has more: an encoder makes sparse chunks of at most a quarter of changes.
+  static constexpr size_t kMost = kDeltaChunk / kMostSparse;
+
+  size_t count = 0;
+  uint16_t places[kMost + kPlaceSlack];
+  uint32_t sizes[kMost];  // |step|, at least 2
+};
+
+constexpr size_t bytes_of_bits(size_t count) { return (count + 7) / 8; }
 
 size_t find_steps(const Kernels& kernels, const uint8_t* from, const uint8_t* to, size_t n,
                   ElementOrder order, StepBits steps) {
@@ -41,24 +53,39 @@ size_t find_steps(const Kernels& kernels, const uint32_t* from, const uint32_t* 
   return kernels.find_steps32(from, to, n, order, steps);
 }
 
-// Codes at most n / kMostSparse changes. Returns the size, or 0 if there is no room.
-template <typename Bits>
-uint64_t encode_sparse(const Kernels& kernels, StepBits steps, const Bits* from, const Bits* to,
-                       uint64_t n, ElementOrder order, uint8_t* out) {
-  FarSteps far;
-  uint32_t marks[FarSteps::kMost + kMarkSlack];
-  far.count = kernels.list_far_steps(steps, n, marks, far.gaps);
-  for (size_t i = 0; i < far.count; ++i) {
-    const uint32_t place = place_of_mark(marks[i]);
-    far.sizes[i] = step_size(step_between(from[place], to[place], order));
+// A sparse chunk of at most n / kMostSparse changes.
+class SparseCode {
+ public:
+  template <typename Bits>
+  SparseCode(const Kernels& kernels, const ChunkSteps& steps, size_t changed, const Bits* from,
+             const Bits* to, uint64_t n, ElementOrder order) {
+    const size_t words = trit_words(n);
+    uint8_t* at = bytes_;
+    at += kernels.encode_places(steps.changed, n, changed, at);
+    kernels.gather_bits(steps.minus, steps.changed, words, at);
+    at += bytes_of_bits(changed);
+    FarSteps far;
+    far.count = kernels.list_places(steps.far, words, far.places);
+    uint64_t of_changes[kChunkWords + 1];
+    kernels.gather_bits(steps.far, steps.changed, words, reinterpret_cast<uint8_t*>(of_changes));
+    at += kernels.encode_places(of_changes, changed, far.count, at);
+    for (size_t i = 0; i < far.count; ++i) {
+      const size_t place = far.places[i];
+      far.sizes[i] = step_size(step_between(from[place], to[place], order));
+    }
+    if (far.count != 0) at += kernels.write_far_sizes(far.sizes, far.count, at);
+    size_ = static_cast<uint64_t>(at - bytes_);
   }
-  const FarCode code = choose_far_code(far);
-  const uint64_t most = code.bytes + packed_size(n) + sizeof(uint64_t);
-  if (most > chunk_room(n, sizeof(Bits))) return 0;
-  uint8_t* end = write_far_steps(far, code, out);
-  end += kernels.rice_encode(steps.plus, steps.minus, n, end);
-  return static_cast<uint64_t>(end - out);
-}
+
+  [[nodiscard]] uint64_t size() const { return size_; }
+  void write(uint8_t* out) const { std::memcpy(out, bytes_, size_); }
+
+ private:
+  static constexpr size_t kMost = FarSteps::kMost;
+
+  uint64_t size_ = 0;
+  uint8_t bytes_[2 * places_room(kMost) + bytes_of_bits(kMost) + far_sizes_room(kMost)];
+};
 
 // The smallest of a sparse and a dense chunk, if one has fewer than `limit` bytes with the number
 // that says its size; kVerbatim, of which nothing is written, if none has.
@@ -77,8 +104,10 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
     return true;
   };
   if (changed <= n / kMostSparse) {
-    const uint64_t size = encode_sparse(kernels, steps.bits(), from, to, n, order, out);
-    if (size != 0) take_if_smaller(ChunkMode::kSparse, size);
+    const SparseCode sparse(kernels, steps, changed, from, to, n, order);
+    // At most a quarter of the elements changed.
+    assert(sparse.size() <= chunk_room(n, sizeof(Bits)));
+    if (take_if_smaller(ChunkMode::kSparse, sparse.size())) sparse.write(out);
   }
   if (changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
     const DenseCode<Bits> dense(from, to, n, order);
@@ -87,38 +116,55 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   return best;
 }
 
-// Fetches the elements into L2 in their order, because a few of them, here and there, would be read
-// one by one. Inlined: g++ drops calls of functions that only prefetch.
-template <typename Bits>
-[[gnu::always_inline]] inline void fetch(const Bits* values, uint64_t n) {
-  constexpr size_t kLine = 64;
-  for (size_t i = 0; i < n; i += kLine / sizeof(Bits)) __builtin_prefetch(values + i, 1, 2);
+// Reads a sparse chunk. false: the bytes are not valid.
+bool read_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, uint64_t n,
+                 uint32_t largest, ChunkSteps& steps, FarSteps& far) {
+  const size_t words = trit_words(n);
+  const auto read_places = [&](size_t of, uint64_t* bits, size_t& count) {
+    const size_t size = kernels.decode_places(bytes.data(), bytes.size(), of, bits, count);
+    bytes = bytes.subspan(size);
+    return size != 0;
+  };
+  size_t changed = 0;
+  if (!read_places(n, steps.changed, changed)) return false;
+  const size_t signs = bytes_of_bits(changed);
+  if (bytes.size() < signs) return false;
+  // With bytes after the last, which spread_bits may read.
+  uint64_t of_changes[kChunkWords + 2];
+  of_changes[changed / kWordBits] = 0;
+  std::memcpy(of_changes, bytes.data(), signs);
+  if (changed % 8 != 0 && bytes[signs - 1] >> changed % 8 != 0) return false;
+  bytes = bytes.subspan(signs);
+  const auto* gathered = reinterpret_cast<const uint8_t*>(of_changes);
+  kernels.spread_bits(gathered, steps.changed, words, steps.minus);
+  if (!read_places(changed, of_changes, far.count)) return false;
+  if (far.count == 0) return bytes.empty();
+  if (far.count > FarSteps::kMost) return false;
+  kernels.spread_bits(gathered, steps.changed, words, steps.far);
+  kernels.list_places(steps.far, words, far.places);
+  return kernels.read_far_sizes(bytes.data(), bytes.size(), largest, far.sizes, far.count);
 }
 
 template <typename Bits>
 bool apply_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* values, uint64_t n,
                   ElementOrder order) {
-  constexpr uint32_t kLargest = kSignBit<Bits>;
+  ChunkSteps steps;
   FarSteps far;
-  const size_t head = read_far_steps(bytes.data(), bytes.size(), n, kLargest, far);
-  if (head == 0) return false;
-  fetch(values, n);
-  const auto trits = bytes.subspan(head);
-  const auto marks = std::make_unique_for_overwrite<uint32_t[]>(most_rice_marks(trits.size(), n));
-  const size_t count = kernels.rice_marks(trits.data(), trits.size(), n, marks.get());
-  if (count == kNoMarks) return false;
-  const auto move = [&](uint32_t mark, Bits size) {
-    const auto negative = static_cast<Bits>(Bits{0} - static_cast<Bits>(mark & 1));
-    Bits& value = values[place_of_mark(mark)];
-    value = step_from(value, static_cast<Bits>((size ^ negative) - negative), order);
-  };
-  for (size_t i = 0; i < count; ++i) move(marks[i], 1);
-  size_t next = 0;  // the change after the last far one
+  if (!read_sparse(kernels, bytes, n, kSignBit<Bits>, steps, far)) return false;
+  if constexpr (sizeof(Bits) == 1) {
+    kernels.move_by_one8(values, n, order, steps.changed, steps.minus);
+  } else if constexpr (sizeof(Bits) == 2) {
+    kernels.move_by_one16(values, n, order, steps.changed, steps.minus);
+  } else {
+    kernels.move_by_one32(values, n, order, steps.changed, steps.minus);
+  }
   for (size_t i = 0; i < far.count; ++i) {
-    const size_t at = next + far.gaps[i];
-    if (at >= count) return false;
-    move(marks[at], static_cast<Bits>(far.sizes[i] - 1));
-    next = at + 1;
+    const size_t place = far.places[i];
+    const auto negative =
+        static_cast<Bits>(0 - (steps.minus[place / kWordBits] >> place % kWordBits & 1));
+    const auto more = static_cast<Bits>(far.sizes[i] - 1);
+    values[place] =
+        step_from(values[place], static_cast<Bits>((more ^ negative) - negative), order);
   }
   return true;
 }

@@ -9,8 +9,8 @@
 #include "base/checksum.h"
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "base/varint.h"
 #include "delta/chunk_codec.h"
-#include "delta/varint.h"
 #include "gradwire/codec.h"
 
 namespace gradwire {

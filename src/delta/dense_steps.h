@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
+#include <numeric>
 #include <span>
 
-#include "delta/varint.h"
+#include "base/varint.h"
 #include "stages/dense/prefix_code.h"
 #include "stages/kernels.h"
 #include "stages/steps/steps.h"
@@ -30,6 +30,8 @@ inline uint32_t bit_width_of(uint32_t number) {
   const auto exponent = static_cast<int32_t>(std::bit_cast<uint32_t>(rounded) >> 23 & 0xff);
   return static_cast<uint32_t>(std::max(exponent - 126, 0));
 }
+
+inline constexpr size_t kMostDense = 65536;  // elements of a chunk
 
 // Some steps as the kernels take them.
 struct DensePieces {
@@ -54,16 +56,19 @@ class DenseCode {
  public:
   DenseCode(const Bits* from, const Bits* to, uint64_t n, ElementOrder order)
       : from_(from), to_(to), n_(n), order_(order), counts_(*this), codes_(counts_.lengths) {
+    uint64_t size_bits = 0;
     size_ = kLengthsSize<Bits>;
     for (size_t run = 0; run < kDenseRuns; ++run) {
       uint64_t bits = 0;
       for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
-        bits += uint64_t{counts_.of[run][symbol]} * (counts_.lengths.of[symbol] + symbol);
+        const uint64_t count = counts_.of[run][symbol];
+        bits += count * counts_.lengths.of[symbol];
+        size_bits += count * symbol;
       }
-      sizes_[run] = static_cast<uint32_t>((bits + 7) / 8);
-      size_ += sizes_[run];
-      if (run + 1 < kDenseRuns) size_ += varint_size(sizes_[run]);
+      strings_[run] = static_cast<uint32_t>((bits + 7) / 8);
+      size_ += strings_[run] + varint_size(strings_[run]);
     }
+    size_ += (size_bits + 7) / 8;
   }
 
   [[nodiscard]] uint64_t size() const { return size_; }
@@ -75,13 +80,20 @@ class DenseCode {
       const uint8_t high = 2 * i + 1 < kSymbolsOf<Bits> ? lengths.of[2 * i + 1] : 0;
       *out++ = static_cast<uint8_t>(lengths.of[2 * i] | high << 4);
     }
-    for (size_t run = 0; run + 1 < kDenseRuns; ++run) out = write_varint(sizes_[run], out);
+    for (const uint32_t size : strings_) out = write_varint(size, out);
+    const size_t most = dense_run(n_);
     for (size_t run = 0; run < kDenseRuns; ++run) {
       RiceWriter writer{out};
-      for_each_piece(run, [&](const DensePieces& pieces, size_t n) {
-        kernels.write_dense(pieces.symbols, pieces.sizes, n, codes_, lengths, writer);
+      const size_t first = std::min<size_t>(run * most, n_);
+      const size_t n = std::min<size_t>(first + most, n_) - first;
+      kernels.write_symbols(symbols_ + first, n, codes_, lengths, writer);
+      out += strings_[run];
+    }
+    RiceWriter writer{out};
+    for (size_t run = 0; run < kDenseRuns; ++run) {
+      for_each_piece(run, [&](const DensePieces& pieces, size_t, size_t n) {
+        kernels.write_sizes(pieces.symbols, pieces.sizes, n, writer);
       });
-      out += sizes_[run];
     }
   }
 
@@ -91,12 +103,13 @@ class DenseCode {
     uint32_t of[kDenseRuns][kSymbolsOf<Bits>] = {};
     PrefixLengths lengths;
 
-    explicit Counts(const DenseCode& code) {
+    explicit Counts(DenseCode& code) {
       uint32_t all[kSymbolsOf<Bits>] = {};
       for (size_t run = 0; run < kDenseRuns; ++run) {
         // Neighbours mostly have the same number of bits; they count in different places.
         uint32_t parts[4][kSymbolsOf<Bits>] = {};
-        code.for_each_piece(run, [&](const DensePieces& pieces, size_t n) {
+        code.for_each_piece(run, [&](const DensePieces& pieces, size_t at, size_t n) {
+          std::copy_n(pieces.symbols, n, code.symbols_ + at);
           for (size_t i = 0; i < n; ++i) ++parts[i % 4][pieces.symbols[i]];
         });
         for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
@@ -116,7 +129,7 @@ class DenseCode {
     for (size_t at = std::min<size_t>(run * most, n_); at < end; at += DensePieces::kMost) {
       const size_t n = std::min(end - at, DensePieces::kMost);
       pieces.take(from_ + at, to_ + at, n, order_);
-      take(pieces, n);
+      take(pieces, at, n);
     }
   }
 
@@ -124,9 +137,10 @@ class DenseCode {
   const Bits* to_;
   uint64_t n_;
   ElementOrder order_;
+  uint8_t symbols_[kMostDense];
   Counts counts_;
   PrefixCodes codes_;
-  uint32_t sizes_[kDenseRuns] = {};
+  uint32_t strings_[kDenseRuns] = {};  // bytes
   uint64_t size_ = 0;
 };
 
@@ -147,26 +161,35 @@ bool apply_dense(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* v
   if (!lengths.valid()) return false;
   const uint8_t* at = bytes.data() + kLengthsSize<Bits>;
   const uint8_t* end = bytes.data() + bytes.size();
-  size_t sizes[kDenseRuns];
-  for (size_t run = 0; run + 1 < kDenseRuns; ++run) {
-    const auto size = read_varint(at, end);
-    if (!size) return false;
-    sizes[run] = *size;
+  size_t sizes[kDenseRuns];  // of the strings of codes
+  for (size_t& size : sizes) {
+    const auto read = read_varint(at, end);
+    if (!read) return false;
+    size = *read;
   }
   DenseStrings strings;
   for (size_t run = 0; run < kDenseRuns; ++run) {
-    const auto left = static_cast<size_t>(end - at);
-    const size_t size = run + 1 < kDenseRuns ? sizes[run] : left;
-    if (size > left) return false;
-    strings[run] = {at, size};
-    at += size;
+    if (sizes[run] > static_cast<size_t>(end - at)) return false;
+    strings[run] = {at, sizes[run]};
+    at += sizes[run];
   }
-  const auto steps = std::make_unique_for_overwrite<uint32_t[]>(n);
-  if (!kernels.read_dense(strings, PrefixTable(lengths), n, 8 * sizeof(Bits), steps.get())) {
-    return false;
-  }
-  for (uint64_t i = 0; i < n; ++i) {
-    values[i] = step_from(values[i], static_cast<Bits>(steps[i]), order);
+  uint8_t symbols[kMostDense];
+  if (!kernels.read_symbols(strings, SymbolTable(lengths), n, symbols)) return false;
+  SizeBits sizes_of_steps{{at, end}};
+  if (!sizes_of_steps.holds(std::accumulate(symbols, symbols + n, uint64_t{0}))) return false;
+  for (uint64_t first = 0; first < n; first += DensePieces::kMost) {
+    uint32_t steps[DensePieces::kMost];
+    const size_t count = std::min<uint64_t>(n - first, DensePieces::kMost);
+    if (!kernels.read_sizes(sizes_of_steps, symbols + first, count, 8 * sizeof(Bits), steps)) {
+      return false;
+    }
+    if constexpr (sizeof(Bits) == 1) {
+      kernels.move_by_steps8(values + first, count, order, steps);
+    } else if constexpr (sizeof(Bits) == 2) {
+      kernels.move_by_steps16(values + first, count, order, steps);
+    } else {
+      kernels.move_by_steps32(values + first, count, order, steps);
+    }
   }
   return true;
 }

@@ -8,6 +8,7 @@
 #include "stages/kernel_tables.h"
 #include "stages/levels/levels_scalar.h"
 #include "stages/magnitude/magnitude_scalar.h"
+#include "stages/places/places_scalar.h"
 #include "stages/rice/rice_scalar.h"
 #include "stages/signs/signs_scalar.h"
 #include "stages/steps/steps_scalar.h"

@@ -40,6 +40,7 @@ inline constexpr const Kernels* kTableOf = nullptr;
 #include "stages/levels/levels-inl.h"
 #include "stages/magnitude/absmax-inl.h"
 #include "stages/magnitude/moments-inl.h"
+#include "stages/places/places-inl.h"
 #include "stages/rice/rice-inl.h"
 #include "stages/signs/signs-inl.h"
 #include "stages/steps/steps-inl.h"

@@ -28,9 +28,10 @@ struct Change {
   double share;      // of the elements that change
   int largest_step;  // in places; 0: to any bits
 };
-constexpr Change kChanges[] = {{"nothing", 0, 1},   {"one", 0.00002, 1},   {"few by one", 0.003, 1},
-                               {"some", 0.1, 1000}, {"third", 0.33, 3},    {"all by little", 1, 5},
-                               {"all far", 1, 100}, {"any bits", 0.05, 0}, {"all any bits", 1, 0}};
+constexpr Change kChanges[] = {
+    {"nothing", 0, 1},     {"one", 0.00002, 1},   {"few by one", 0.003, 1}, {"hundredth", 0.01, 2},
+    {"some", 0.1, 1000},   {"third", 0.33, 3},    {"all by little", 1, 5},  {"all far", 1, 100},
+    {"any bits", 0.05, 0}, {"all any bits", 1, 0}};
 
 Execution make_execution(std::string_view target = "auto", int threads = 1) {
   return std::move(Execution::create(target, threads, Threading::kAlways).value());
@@ -229,6 +230,50 @@ TEST(DeltaOrderTest, AFloatMovesByUnitsInTheLastPlace) {
   const Bytes delta = encoded(DeltaElement::kFloat16, base, result);
   ASSERT_TRUE(apply(delta, values, execution).ok());
   EXPECT_EQ(values, result);
+}
+
+// Parts of a run in which many elements change, few, and none: no parameter suits all gaps, some of
+// which are escapes.
+TEST(DeltaPlacesTest, DensitiesMayDifferInARun) {
+  constexpr double kShares[] = {0.5, 0, 0.3, 0.001, 0, 0, 0.02, 0, 0, 0.4, 0};
+  constexpr size_t kPart = 2999;
+  std::mt19937_64 random(11);
+  const Bytes before = random_bytes(2 * 70000, random);
+  Bytes after = before;
+  for (size_t i = 0; i < 70000; ++i) {
+    const double share = kShares[i / kPart % std::size(kShares)];
+    if (std::uniform_real_distribution<double>(0, 1)(random) < share) after[2 * i] ^= std::byte{1};
+  }
+  Bytes wanted;
+  for (const std::string_view target : simd_targets()) {
+    SCOPED_TRACE(std::string(target));
+    Execution execution = make_execution(target);
+    Bytes values = before;
+    const Bytes delta =
+        encoded(DeltaElement::kInteger16, values, after, DeltaBase::kKeep, execution);
+    if (wanted.empty()) wanted = delta;
+    ASSERT_EQ(delta, wanted);
+    ASSERT_TRUE(apply(delta, values, execution).ok());
+    ASSERT_EQ(values, after);
+  }
+}
+
+// 520 changes, 513 of them far: these have four runs of 192 bits, of which the last is empty.
+TEST(DeltaPlacesTest, RunsMayBeEmpty) {
+  constexpr size_t kChanges = 520;
+  const Bytes before(2 * 5 * kChanges);
+  Bytes after = before;
+  for (size_t i = 0; i < kChanges; ++i) after[10 * i] = static_cast<std::byte>(i < 7 ? 1 : 9);
+  for (const std::string_view target : simd_targets()) {
+    SCOPED_TRACE(std::string(target));
+    Execution execution = make_execution(target);
+    Bytes values = before;
+    const Bytes delta =
+        encoded(DeltaElement::kInteger16, values, after, DeltaBase::kKeep, execution);
+    EXPECT_LT(delta.size(), 700u);
+    ASSERT_TRUE(apply(delta, values, execution).ok());
+    ASSERT_EQ(values, after);
+  }
 }
 
 TEST(DeltaDamageTest, NoByteIsTrusted) {

@@ -17,7 +17,14 @@ import delta_encoder
 from common import FormatError
 
 ORDERS = [(width, is_float) for width in (1, 2, 4) for is_float in (False, True)]
-CHANGES = {"nothing": (0.0, 1), "few": (0.01, 1), "some": (0.1, 300), "all": (1.0, 20)}
+# "many" have several runs of places and of sizes.
+CHANGES = {
+    "nothing": (0.0, 1),
+    "few": (0.01, 1),
+    "some": (0.1, 300),
+    "many": (0.24, 3),
+    "all": (1.0, 20),
+}
 
 
 def draw(width: int, change: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +46,7 @@ def encode(base: np.ndarray, result: np.ndarray, width: int, is_float: bool) -> 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("width", "is_float"), ORDERS)
 def test_the_decoder_of_the_format_page_agrees(width: int, is_float: bool, change: str) -> None:
-    base, result = draw(width, change, 3000)
+    base, result = draw(width, change, 6000)
     data = encode(base, result, width, is_float)
     parsed = spec.parse(data)
     assert spec.apply(parsed, base.tobytes()) == result.tobytes()

@@ -153,13 +153,17 @@ def _print_deltas(rows: list[DeltaRow]) -> None:
     others = [(row, name, *found) for row in rows for name, found in row.others.items()]
     if others:
         print_table(
-            ("change", "values", "compressor", "bits/change", "GB/s", "encode / this"),
+            (
+                *("change", "values", "compressor", "bits/change", "GB/s", "encode / this"),
+                *("back GB/s", "apply / this"),
+            ),
             [
                 (
-                    *(row.change, f"{row.numel:,}", name),
-                    *(significant(bits), significant(rate), significant(row.encode / rate)),
+                    *(row.change, f"{row.numel:,}", name, significant(bits)),
+                    *(significant(there), significant(row.encode / there)),
+                    *(significant(back), significant(row.apply / back)),
                 )
-                for row, name, bits, rate in others
+                for row, name, bits, there, back in others
             ],
             left=[0, 2],
             keys=3,

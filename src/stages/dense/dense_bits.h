@@ -1,99 +1,167 @@
 #pragma once
 
 // Writes and reads the steps of a dense chunk (spec/format.md, Delta): a prefix code says how many
-// bits |step| has, then follow its sign and the bits below the highest. Kernels of every target use
-// these functions, so all of them are inlined and compiled for the target.
+// bits |step| has; its sign and the bits below the highest stand apart from the codes. Kernels of
+// every target use these functions, so all of them are inlined and compiled for the target.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "hwy/base.h"
 
+#include "base/endian.h"
 #include "stages/dense/prefix_code.h"
 #include "stages/rice/rice_bits.h"
 
 namespace gradwire {
 
-// The steps of a chunk are cut into this many runs, each with a string of bits of its own, so that
-// a decoder reads several at once. The last runs may be shorter or empty.
+// The symbols of a chunk are cut into this many runs, each with a string of codes of its own, so
+// that a decoder reads several at once. The last runs may be shorter or empty.
 inline constexpr size_t kDenseRuns = 4;
 using DenseStrings = std::array<std::span<const uint8_t>, kDenseRuns>;
 
 constexpr size_t dense_run(size_t n) { return (n + kDenseRuns - 1) / kDenseRuns; }
 
-// Kernels::write_dense.
-HWY_INLINE void write_dense_run(const uint8_t* symbols, const uint32_t* sizes, size_t n,
-                                const PrefixCodes& codes, const PrefixLengths& lengths,
-                                RiceWriter& writer) {
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t symbol = symbols[i];
-    const uint32_t length = lengths.of[symbol];
-    const uint64_t rest = sizes[i] & ((uint64_t{1} << symbol) - 1);
-    writer.put(0, codes.of[symbol] | rest << length, length + symbol);
+// Kernels::write_symbols.
+HWY_INLINE void write_symbol_codes(const uint8_t* symbols, size_t n, const PrefixCodes& codes,
+                                   const PrefixLengths& lengths, RiceWriter& writer) {
+  constexpr size_t kAtOnce = 4;
+  static_assert(kAtOnce * kLongestPrefix <= kMostBetweenFlushes);
+  for (size_t i = 0; i < n; i += kAtOnce) {
+    for (size_t j = i; j < std::min(i + kAtOnce, n); ++j) {
+      writer.put(0, codes.of[symbols[j]], lengths.of[symbols[j]]);
+    }
     writer.flush();
   }
 }
 
-// Reads a step; `fits` becomes 0 if no code begins so or no step is so long.
-HWY_INLINE uint32_t take_step(RiceReader& reader, const PrefixTable& table, int width,
-                              uint32_t& fits) {
-  const auto [symbol, length] = table.of[reader.bits % (size_t{1} << kLongestPrefix)];
-  // The sign, and the bits of the size below the highest.
-  const uint64_t rest = reader.bits >> length & ((uint64_t{1} << symbol) - 1);
-  reader.drop(length + symbol);
-  const auto size = static_cast<uint32_t>(uint64_t{1} << symbol >> 1 | rest >> 1);
-  fits &= static_cast<uint32_t>(length != 0) & static_cast<uint32_t>(symbol < width || rest < 2);
-  // Without a branch, which would guess the sign.
-  const auto negative = static_cast<uint32_t>(0 - (rest & 1));
-  return (size ^ negative) - negative;
+// Kernels::write_sizes.
+HWY_INLINE void write_size_bits(const uint8_t* symbols, const uint32_t* sizes, size_t n,
+                                RiceWriter& writer) {
+  const auto put = [&](size_t i) {
+    writer.put(0, sizes[i] & ((uint64_t{1} << symbols[i]) - 1), symbols[i]);
+  };
+  size_t i = 0;
+  for (; i + 2 <= n; i += 2) {
+    put(i);
+    if (HWY_UNLIKELY(uint32_t{symbols[i]} + symbols[i + 1] > kMostBetweenFlushes)) writer.flush();
+    put(i + 1);
+    writer.flush();
+  }
+  if (i == n) return;
+  put(i);
+  writer.flush();
 }
 
-// Kernels::read_dense.
-HWY_INLINE bool read_dense_runs(const DenseStrings& strings, const PrefixTable& table, size_t n,
-                                int width, uint32_t* steps) {
-  static_assert(kDenseRuns == 4);
-  const size_t run = dense_run(n);
-  const auto begin_of = [&](size_t r) { return r * run < n ? r * run : n; };
-  RiceReader readers[kDenseRuns];
-  for (size_t r = 0; r < kDenseRuns; ++r) {
-    readers[r] = {strings[r].data(), strings[r].data() + strings[r].size()};
+// A run on its way from its string to symbols.
+struct SymbolReader {
+  RiceReader reader;
+  uint8_t* at;
+  uint8_t* end;
+
+  // Reads some symbols, and needs eight bytes. false: no code begins so, or the end is near.
+  HWY_INLINE bool advance(const SymbolTable& table) {
+    reader.fill();
+    for (int i = 0; i < kLookups; ++i) {
+      const auto entry = table.of[reader.bits % SymbolTable::kSize];
+      if (HWY_UNLIKELY(end - at < kWritten || entry.count() == 0)) return false;
+      store_le(reinterpret_cast<std::byte*>(at), entry.bits);
+      at += entry.count();
+      reader.drop(static_cast<int>(entry.length()));
+    }
+    return true;
   }
-  RiceReader a = readers[0];
-  RiceReader b = readers[1];
-  RiceReader c = readers[2];
-  RiceReader d = readers[3];
-  uint32_t fits = 1;
-  size_t i = 0;
-  const size_t shortest = n - begin_of(kDenseRuns - 1);
-  for (; i < shortest && a.has_word() && b.has_word() && c.has_word() && d.has_word(); ++i) {
-    a.fill();
-    b.fill();
-    c.fill();
-    d.fill();
-    steps[i] = take_step(a, table, width, fits);
-    steps[i + run] = take_step(b, table, width, fits);
-    steps[i + 2 * run] = take_step(c, table, width, fits);
-    steps[i + 3 * run] = take_step(d, table, width, fits);
-  }
-  if (fits == 0) return false;
-  const RiceReader left[kDenseRuns] = {a, b, c, d};
-  for (size_t r = 0; r < kDenseRuns; ++r) {
-    RiceReader reader = left[r];
-    for (size_t at = begin_of(r) + i; at < begin_of(r + 1); ++at) {
-      if (reader.has_word()) {
-        reader.fill();
-      } else {
-        reader.fill_to_end();
-      }
-      steps[at] = take_step(reader, table, width, fits);
-      if (fits == 0 || reader.held < 0) return false;
+  // Reads what is left; returns whether the string ends then.
+  HWY_INLINE bool finish(const SymbolTable& table) {
+    while (reader.has_word() && advance(table)) {
+    }
+    for (; at != end; ++at) {
+      reader.fill_to_end();
+      const size_t bits = reader.bits % SymbolTable::kSize;
+      *at = static_cast<uint8_t>(table.of[bits].bits);
+      reader.drop(table.first_lengths[bits]);
+      if (table.first_lengths[bits] == 0 || reader.held < 0) return false;
     }
     reader.fill_to_end();
-    if (!reader.ended() || reader.next != reader.end) return false;
+    return reader.ended() && reader.next == reader.end;
   }
-  return true;
+
+ private:
+  static constexpr int kLookups = 4;
+  static constexpr ptrdiff_t kWritten = 4;  // bytes with each lookup
+};
+
+// Kernels::read_symbols.
+HWY_INLINE bool read_symbol_runs(const DenseStrings& strings, const SymbolTable& table, size_t n,
+                                 uint8_t* symbols) {
+  static_assert(kDenseRuns == 4);
+  const size_t run = dense_run(n);
+  SymbolReader readers[kDenseRuns];
+  for (size_t r = 0; r < kDenseRuns; ++r) {
+    const std::span<const uint8_t> string = strings[r];
+    readers[r] = {{string.data(), string.data() + string.size()},
+                  symbols + std::min(r * run, n),
+                  symbols + std::min((r + 1) * run, n)};
+  }
+  SymbolReader a = readers[0];
+  SymbolReader b = readers[1];
+  SymbolReader c = readers[2];
+  SymbolReader d = readers[3];
+  while (a.reader.has_word() && b.reader.has_word() && c.reader.has_word() && d.reader.has_word() &&
+         a.advance(table) && b.advance(table) && c.advance(table) && d.advance(table)) {
+  }
+  return a.finish(table) && b.finish(table) && c.finish(table) && d.finish(table);
+}
+
+// The sizes of a chunk; `at` counts bits.
+struct SizeBits {
+  std::span<const uint8_t> bytes;
+  uint64_t at = 0;
+
+  // The bits from the next one on, of which 32 or more are right, or all up to the end. Moves on by
+  // `length` bits, which must be there.
+  HWY_INLINE uint32_t take(uint32_t length) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at / 8, std::min(bytes.size() - at / 8, sizeof word));
+    word >>= at % 8;
+    at += length;
+    return static_cast<uint32_t>(word);
+  }
+  // The same for n lengths, of which none is above 32.
+  HWY_INLINE void take_all(const uint8_t* lengths, size_t n, uint32_t* bits) {
+    size_t i = 0;
+    uint64_t from = at;
+    const uint8_t* first = bytes.data();
+    const uint64_t last = bytes.size() < sizeof(uint64_t) ? 0 : 8 * (bytes.size() - 7);
+    for (; i < n && from < last; ++i) {
+      uint64_t word;
+      std::memcpy(&word, first + from / 8, sizeof word);
+      bits[i] = static_cast<uint32_t>(word >> from % 8);
+      from += lengths[i];
+    }
+    at = from;
+    for (; i < n; ++i) bits[i] = take(lengths[i]);
+  }
+  // Whether the bytes hold so many bits and zeros up to a whole byte.
+  [[nodiscard]] bool holds(uint64_t count) const {
+    if (bytes.size() != (count + 7) / 8) return false;
+    return count % 8 == 0 || bytes.back() >> count % 8 == 0;
+  }
+};
+
+// The step of a symbol that these bits begin with: the sign, and the size below its highest bit.
+// Sets `beyond` if no step of `width` bits is so long.
+HWY_INLINE uint32_t step_of(uint32_t symbol, uint32_t bits, uint32_t width, uint32_t& beyond) {
+  const auto mask = static_cast<uint32_t>((uint64_t{1} << symbol) - 1);
+  bits &= mask;
+  if (symbol == width) beyond |= bits >> 1;
+  const uint32_t size = (mask - (mask >> 1)) | bits >> 1;
+  const uint32_t negative = 0 - (bits & 1);
+  return (size ^ negative) - negative;
 }
 
 }  // namespace gradwire

@@ -9,15 +9,27 @@
 
 namespace gradwire::scalar {
 
-inline void write_dense(const uint8_t* symbols, const uint32_t* sizes, size_t n,
-                        const PrefixCodes& codes, const PrefixLengths& lengths,
-                        RiceWriter& writer) {
-  write_dense_run(symbols, sizes, n, codes, lengths, writer);
+inline void write_symbols(const uint8_t* symbols, size_t n, const PrefixCodes& codes,
+                          const PrefixLengths& lengths, RiceWriter& writer) {
+  write_symbol_codes(symbols, n, codes, lengths, writer);
 }
 
-inline bool read_dense(const DenseStrings& strings, const PrefixTable& table, size_t n, int width,
+inline void write_sizes(const uint8_t* symbols, const uint32_t* sizes, size_t n,
+                        RiceWriter& writer) {
+  write_size_bits(symbols, sizes, n, writer);
+}
+
+inline bool read_symbols(const DenseStrings& strings, const SymbolTable& table, size_t n,
+                         uint8_t* symbols) {
+  return read_symbol_runs(strings, table, n, symbols);
+}
+
+inline bool read_sizes(SizeBits& sizes, const uint8_t* symbols, size_t n, uint32_t width,
                        uint32_t* steps) {
-  return read_dense_runs(strings, table, n, width, steps);
+  sizes.take_all(symbols, n, steps);
+  uint32_t beyond = 0;
+  for (size_t i = 0; i < n; ++i) steps[i] = step_of(symbols[i], steps[i], width, beyond);
+  return beyond == 0;
 }
 
 }  // namespace gradwire::scalar

@@ -93,14 +93,31 @@ PrefixCodes::PrefixCodes(const PrefixLengths& lengths) {
   }
 }
 
-PrefixTable::PrefixTable(const PrefixLengths& lengths) {
+SymbolTable::SymbolTable(const PrefixLengths& lengths) {
   const PrefixCodes codes(lengths);
+  uint8_t first[kSize] = {};
   for (size_t symbol = 0; symbol < kMostSymbols; ++symbol) {
     const uint8_t length = lengths.of[symbol];
     if (length == 0) continue;
-    for (uint32_t bits = codes.of[symbol]; bits < std::size(of); bits += 1u << length) {
-      of[bits] = {static_cast<uint8_t>(symbol), length};
+    for (size_t bits = codes.of[symbol]; bits < kSize; bits += size_t{1} << length) {
+      first[bits] = static_cast<uint8_t>(symbol);
+      first_lengths[bits] = length;
     }
+  }
+  for (size_t bits = 0; bits < kSize; ++bits) {
+    // Without a branch, which would guess how many codes there are.
+    uint32_t symbols = 0;
+    uint32_t taken = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < kMost; ++i) {
+      const size_t rest = bits >> taken;
+      const uint32_t length = first_lengths[rest];
+      const bool fits = length != 0 && taken + length <= kLongestPrefix;
+      symbols |= uint32_t{first[rest]} << 8 * i;
+      taken += fits ? length : 0;
+      count += fits ? 1 : 0;
+    }
+    of[bits] = {symbols | count << kCountAt | taken << kLengthAt};
   }
 }
 

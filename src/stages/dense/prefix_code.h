@@ -33,15 +33,28 @@ struct PrefixCodes {
   explicit PrefixCodes(const PrefixLengths& lengths);
 };
 
-// By the next kLongestPrefix bits: the symbol and its code's length. Length 0: no code begins so.
-struct PrefixTable {
-  struct Entry {
-    uint8_t symbol = 0;
-    uint8_t length = 0;
-  };
-  Entry of[size_t{1} << kLongestPrefix] = {};
+// By the next kLongestPrefix bits: the symbols of up to three codes, and how many bits these codes
+// and the first of them take. Count 0: no code begins so.
+struct SymbolTable {
+  static constexpr size_t kSize = size_t{1} << kLongestPrefix;
+  static constexpr uint32_t kMost = 3;
 
-  explicit PrefixTable(const PrefixLengths& lengths);
+  // The symbols in a byte each, the first the lowest, then the numbers in four bits each.
+  struct Entry {
+    uint32_t bits = 0;
+
+    [[nodiscard]] uint32_t count() const { return bits >> kCountAt & 15; }
+    [[nodiscard]] uint32_t length() const { return bits >> kLengthAt; }
+  };
+  Entry of[kSize] = {};
+  // Of the first code, 0 if no code begins so.
+  uint8_t first_lengths[kSize] = {};
+
+  explicit SymbolTable(const PrefixLengths& lengths);
+
+ private:
+  static constexpr uint32_t kCountAt = 24;
+  static constexpr uint32_t kLengthAt = 28;
 };
 
 }  // namespace gradwire

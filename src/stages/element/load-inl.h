@@ -156,6 +156,14 @@ HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
   return bits;
 }
 
+// The mask of the lowest bits, one for each lane.
+template <class D>
+HWY_INLINE hn::Mask<D> mask_of_bits(D d, uint64_t bits) {
+  uint8_t bytes[8];
+  std::memcpy(bytes, &bits, sizeof bits);
+  return hn::LoadMaskBits(d, bytes);
+}
+
 // Stores the bits of mask(0), mask(lanes), ... of as many masks as cover n lanes. n is a multiple
 // of 8 and of the lanes.
 template <class D, class Mask>

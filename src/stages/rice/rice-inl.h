@@ -147,10 +147,6 @@ bool rice_decode(const uint8_t* bytes, size_t size, size_t n, uint64_t* plus, ui
   return decode_rice(bytes, size, n, plus, minus);
 }
 
-size_t rice_marks(const uint8_t* bytes, size_t size, size_t n, uint32_t* marks) {
-  return read_rice_marks(bytes, size, n, marks);
-}
-
 // Adds non-zeros to sums with a delay, so that the memory of each sum is prefetched well before it
 // is needed.
 class DelayedAdder {

@@ -16,13 +16,15 @@
 
 namespace gradwire {
 
+inline constexpr uint32_t kMostBetweenFlushes = 56;
+
 // Bits that wait to be written, the first the lowest; fewer than 8 after a flush.
 struct RiceWriter {
   uint8_t* out;
   uint64_t bits = 0;
   uint32_t held = 0;
 
-  // At most 56 bits from one flush to the next.
+  // At most kMostBetweenFlushes bits from one flush to the next.
   HWY_INLINE void put(uint32_t zeros, uint64_t rest, uint32_t length) {
     bits |= rest << (held + zeros);
     held += length;
@@ -136,6 +138,19 @@ struct RiceReader {
     sign = static_cast<uint32_t>(rest & 1);
     return (static_cast<size_t>(zeros) << k) + (rest >> 1 & remainder_mask);
   }
+  // The same for a code without a sign.
+  HWY_INLINE size_t take_gap(int k, uint64_t remainder_mask) {
+    const int zeros = std::countr_zero(bits | uint64_t{1} << kRiceEscape);
+    const uint64_t rest = bits >> zeros >> 1;
+    if (HWY_UNLIKELY(zeros == kRiceEscape)) {
+      const size_t gap = bits >> kRiceEscape & 0xffff;
+      drop(kRiceLongestCode - 1);
+      return gap;
+    }
+    bits = rest >> k;
+    held -= zeros + k + 1;
+    return (static_cast<size_t>(zeros) << k) + (rest & remainder_mask);
+  }
 };
 
 // Calls put(position, sign) for each non-zero; returns false, after some of the calls, if the bytes
@@ -173,32 +188,6 @@ HWY_INLINE bool for_each_rice_code(const uint8_t* bytes, size_t size, size_t n, 
       --left;
     }
   }
-}
-
-// The most marks of n trits in `size` bytes: a code has at least two bits, a packed byte five
-// trits.
-constexpr size_t most_rice_marks(size_t size, size_t n) { return std::min(n, 5 * size); }
-inline constexpr size_t kNoMarks = SIZE_MAX;
-
-// Kernels::rice_marks.
-HWY_INLINE size_t read_rice_marks(const uint8_t* bytes, size_t size, size_t n, uint32_t* marks) {
-  if (size > packed_size(n)) return kNoMarks;
-  size_t count = 0;
-  if (size < packed_size(n)) {
-    const bool valid = for_each_rice_code(bytes, size, n, [&](size_t i, uint32_t sign) {
-      marks[count++] = static_cast<uint32_t>(2 * i) | sign;
-    });
-    return valid ? count : kNoMarks;
-  }
-  uint64_t plus[trit_words(kMostRiceTrits)] = {};
-  uint64_t minus[trit_words(kMostRiceTrits)] = {};
-  if (!unpack_trit_bits(bytes, n, plus, minus)) return kNoMarks;
-  for (size_t i = 0; i < n; ++i) {
-    const auto sign = static_cast<uint32_t>(minus[i / kWordBits] >> i % kWordBits & 1);
-    marks[count] = static_cast<uint32_t>(2 * i) | sign;
-    count += sign | (plus[i / kWordBits] >> i % kWordBits & 1);
-  }
-  return count;
 }
 
 // Kernels::rice_decode.

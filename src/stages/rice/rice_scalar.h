@@ -48,10 +48,6 @@ inline bool rice_decode(const uint8_t* bytes, size_t size, size_t n, uint64_t* p
   return decode_rice(bytes, size, n, plus, minus);
 }
 
-inline size_t rice_marks(const uint8_t* bytes, size_t size, size_t n, uint32_t* marks) {
-  return read_rice_marks(bytes, size, n, marks);
-}
-
 inline bool rice_unpack(const uint8_t* bytes, size_t size, size_t n, float m, float* out,
                         DecodeMode mode) {
   if (size == packed_size(n)) return unpack(bytes, n, m, out, mode);

@@ -6,7 +6,6 @@
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
-#include "stages/steps/far_marks.h"
 #include "stages/steps/steps.h"
 #include "stages/steps/steps_scalar.h"
 
@@ -48,7 +47,7 @@ size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits s
     fetch_values(from + at, kPageBytes / sizeof(Bits), kWordBits);
     fetch_values(to + at, kPageBytes / sizeof(Bits), kWordBits);
     if (is_same_word(d, from + at, to + at)) {
-      steps.plus[word] = steps.minus[word] = steps.far[word] = 0;
+      steps.changed[word] = steps.minus[word] = steps.far[word] = 0;
       continue;
     }
     const auto step = [&](size_t i) HWY_ATTR {
@@ -57,30 +56,31 @@ size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits s
     };
     const auto is_far = [&](auto s)
                             HWY_ATTR { return hn::Or(hn::Gt(s, one), hn::Lt(s, minus_one)); };
-    auto* plus = reinterpret_cast<uint8_t*>(steps.plus + word);
+    auto* changed = reinterpret_cast<uint8_t*>(steps.changed + word);
     auto* minus = reinterpret_cast<uint8_t*>(steps.minus + word);
     auto* far = reinterpret_cast<uint8_t*>(steps.far + word);
     if (hn::Lanes(d) >= 8) {
       for (size_t i = 0; i < kWordBits; i += hn::Lanes(d)) {
         const auto s = step(i);
-        hn::StoreMaskBits(d, hn::Gt(s, zero), plus + i / 8);
+        hn::StoreMaskBits(d, hn::Ne(s, zero), changed + i / 8);
         hn::StoreMaskBits(d, hn::Lt(s, zero), minus + i / 8);
         hn::StoreMaskBits(d, is_far(s), far + i / 8);
       }
       continue;
     }
-    store_mask_bits(d, kWordBits, plus, [&](size_t i) HWY_ATTR { return hn::Gt(step(i), zero); });
+    store_mask_bits(d, kWordBits, changed,
+                    [&](size_t i) HWY_ATTR { return hn::Ne(step(i), zero); });
     store_mask_bits(d, kWordBits, minus, [&](size_t i) HWY_ATTR { return hn::Lt(step(i), zero); });
     store_mask_bits(d, kWordBits, far, [&](size_t i) HWY_ATTR { return is_far(step(i)); });
   }
   const size_t word = whole / kWordBits;
   // Only now: a load of a word directly after the stores of its parts would wait for these.
-  size_t changed = 0;
+  size_t count = 0;
   for (size_t i = 0; i < word; ++i) {
-    changed += static_cast<size_t>(std::popcount(steps.plus[i] | steps.minus[i]));
+    count += static_cast<size_t>(std::popcount(steps.changed[i]));
   }
-  return changed + scalar::find_steps(first + whole, second + whole, n - whole, kOrder,
-                                      {steps.plus + word, steps.minus + word, steps.far + word});
+  return count + scalar::find_steps(first + whole, second + whole, n - whole, kOrder,
+                                    {steps.changed + word, steps.minus + word, steps.far + word});
 }
 
 template <typename Bits>
@@ -104,8 +104,60 @@ size_t find_steps32(const uint32_t* from, const uint32_t* to, size_t n, ElementO
   return find_steps(from, to, n, order, steps);
 }
 
-size_t list_far_steps(const StepBits& steps, size_t n, uint32_t* marks, uint16_t* gaps) {
-  return list_far_marks(steps, n, append_marks, marks, gaps);
+template <ElementOrder kOrder, typename Bits>
+void move_by_one_in(Bits* first, size_t n, const uint64_t* changed, const uint64_t* minus) {
+  using Signed = std::make_signed_t<Bits>;
+  const hn::CappedTag<Signed, kWordBits> d;
+  auto* values = reinterpret_cast<Signed*>(first);
+  const auto one = hn::Set(d, Signed{1});
+  const size_t whole = n / kWordBits * kWordBits;
+  for (size_t at = 0; at < whole; at += kWordBits) {
+    fetch_values(values + at, kPageBytes / sizeof(Bits), kWordBits);
+    const uint64_t moved = changed[at / kWordBits];
+    if (moved == 0) continue;
+    const uint64_t down = minus[at / kWordBits];
+    for (size_t i = 0; i < kWordBits; i += hn::Lanes(d)) {
+      const auto place = ordered_lanes(d, hn::LoadU(d, values + at + i), kOrder);
+      const auto up = hn::IfThenElse(mask_of_bits(d, moved >> i), hn::Add(place, one), place);
+      const auto to = hn::IfThenElse(mask_of_bits(d, down >> i), hn::Sub(place, one), up);
+      hn::StoreU(ordered_lanes(d, to, kOrder), d, values + at + i);
+    }
+  }
+  scalar::move_by_one(first + whole, n - whole, kOrder, changed + whole / kWordBits,
+                      minus + whole / kWordBits);
+}
+
+template <typename Bits>
+void move_by_one(Bits* values, size_t n, ElementOrder order, const uint64_t* changed,
+                 const uint64_t* minus) {
+  if (order == ElementOrder::kFloat) {
+    move_by_one_in<ElementOrder::kFloat>(values, n, changed, minus);
+  } else {
+    move_by_one_in<ElementOrder::kInteger>(values, n, changed, minus);
+  }
+}
+
+void move_by_one8(uint8_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                  const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+void move_by_one16(uint16_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                   const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+void move_by_one32(uint32_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                   const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+
+void move_by_steps8(uint8_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
+}
+void move_by_steps16(uint16_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
+}
+void move_by_steps32(uint32_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
 }
 
 }  // namespace

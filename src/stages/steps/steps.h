@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "hwy/base.h"
+
 namespace gradwire {
 
 // How the bits of an element are ordered: integers as two's complement, floats as sign and
@@ -48,10 +50,23 @@ constexpr Bits step_size(Bits step) {
   return is_negative_step(step) ? static_cast<Bits>(Bits{0} - step) : step;
 }
 
-// The steps of an array as bit arrays of trit_words(n) words each: `plus` and `minus` where an
-// element moved up or down, `far` where it moved by more than one place.
+// Moves n elements by steps modulo 2^32. Inlined, so that the compiler makes vectors of it for the
+// target of the kernel that calls it.
+template <std::unsigned_integral Bits>
+HWY_INLINE void move_each(Bits* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  if (order == ElementOrder::kFloat) {
+    for (size_t i = 0; i < n; ++i) {
+      values[i] = step_from(values[i], static_cast<Bits>(steps[i]), ElementOrder::kFloat);
+    }
+  } else {
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<Bits>(values[i] + steps[i]);
+  }
+}
+
+// The steps of an array as bit arrays of trit_words(n) words each: where an element changed, where
+// it moved down, and where it moved by more than one place.
 struct StepBits {
-  uint64_t* plus;
+  uint64_t* changed;
   uint64_t* minus;
   uint64_t* far;
 };

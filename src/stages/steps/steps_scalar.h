@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "stages/steps/far_marks.h"
 #include "stages/steps/steps.h"
 #include "stages/trits/trit_bits.h"
 
@@ -16,13 +15,14 @@ template <typename Bits>
 size_t find_steps(const Bits* from, const Bits* to, size_t n, ElementOrder order, StepBits steps) {
   size_t changed = 0;
   const size_t words = trit_words(n);
-  for (uint64_t* bits : {steps.plus, steps.minus, steps.far}) std::fill_n(bits, words, 0);
+  for (uint64_t* bits : {steps.changed, steps.minus, steps.far}) std::fill_n(bits, words, 0);
   for (size_t i = 0; i < n; ++i) {
     const Bits step = step_between(from[i], to[i], order);
     if (step == 0) continue;
     ++changed;
     const uint64_t bit = uint64_t{1} << i % kWordBits;
-    (is_negative_step(step) ? steps.minus : steps.plus)[i / kWordBits] |= bit;
+    steps.changed[i / kWordBits] |= bit;
+    if (is_negative_step(step)) steps.minus[i / kWordBits] |= bit;
     if (step_size(step) != 1) steps.far[i / kWordBits] |= bit;
   }
   return changed;
@@ -41,8 +41,37 @@ inline size_t find_steps32(const uint32_t* from, const uint32_t* to, size_t n, E
   return find_steps(from, to, n, order, steps);
 }
 
-inline size_t list_far_steps(const StepBits& steps, size_t n, uint32_t* marks, uint16_t* gaps) {
-  return list_far_marks(steps, n, append_marks, marks, gaps);
+template <typename Bits>
+void move_by_one(Bits* values, size_t n, ElementOrder order, const uint64_t* changed,
+                 const uint64_t* minus) {
+  for (size_t i = 0; i < n; ++i) {
+    if ((changed[i / kWordBits] >> i % kWordBits & 1) == 0) continue;
+    const bool negative = (minus[i / kWordBits] >> i % kWordBits & 1) != 0;
+    values[i] = step_from(values[i], static_cast<Bits>(negative ? -1 : 1), order);
+  }
+}
+
+inline void move_by_one8(uint8_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                         const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+inline void move_by_one16(uint16_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                          const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+inline void move_by_one32(uint32_t* values, size_t n, ElementOrder order, const uint64_t* changed,
+                          const uint64_t* minus) {
+  move_by_one(values, n, order, changed, minus);
+}
+
+inline void move_by_steps8(uint8_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
+}
+inline void move_by_steps16(uint16_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
+}
+inline void move_by_steps32(uint32_t* values, size_t n, ElementOrder order, const uint32_t* steps) {
+  move_each(values, n, order, steps);
 }
 
 }  // namespace gradwire::scalar
