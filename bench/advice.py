@@ -1,75 +1,113 @@
 #!/usr/bin/env python3
 """Compares what `gradwire.torch.advise` predicts with measured steps behind shaped links.
 
-    bench/advice.py [--bandwidth 10mbit --bandwidth 100mbit] [--workers 2] [--model lenet]
-    bench/advice.py --probe-only
+    bench/advice.py results [--model gpt] [--workers 2] [--bandwidth 10mbit]
+    bench/advice.py results --render
+    bench/advice.py results --probe-only
 
 Workers in network namespaces, each behind a rate-limited link, call `advise` with a model, and then
-take steps with DDP and with some of the codecs. A step lasts from a barrier of all ranks to the end
-of the last one's step; figures are medians.
+take steps: with SGD, DDP and the hook, and with the optimizer of the model's recipe and LocalSteps
+that exchange every second step. The ways take turns in two blocks, one before `advise` and one
+after it; `alone` are steps of DDP that exchange nothing. A step lasts from a barrier of all ranks
+to the end of the last one's step, with the optimizer; figures are medians, of LocalSteps the mean
+of the medians of both kinds of steps. Each combination leaves a file in the folder and is not
+repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
-import time
 from collections.abc import Callable
+from itertools import product
+from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.train.settings import parse_bandwidth
 from ranks import join, run_ranks
 
-_CODECS = ("ddp", "bf16", "3lc:s=1.00,coder=rice")
-_STEPS, _LEFT_OUT = 14, 4
+_ALONE, _DDP, _LOCAL = "alone", "ddp", "LocalSteps "
+_CODECS = ("int8", "3lc:s=1.00,coder=rice")
+_WAYS = (_ALONE, _DDP, *_CODECS, *(_LOCAL + codec for codec in _CODECS))
+_EVERY = 2
+_LEFT_OUT, _LEAST, _MOST, _SECONDS = 3, 3, 25, 1.0  # steps of a block; how long they take
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", action="append", default=None)
+    parser.add_argument("--workers", action="append", type=int, default=None)
     parser.add_argument("--bandwidth", action="append", default=None)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--model", default="lenet")
     parser.add_argument("--probe-only", action="store_true", help="measure the links alone")
-    parser.add_argument("--out", type=Path, help="JSON of all that was measured")
+    parser.add_argument("--render", action="store_true", help="only print the table")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         run_rank(arguments)
         return
-    found = {}
-    for bandwidth in arguments.bandwidth or ["10mbit", "100mbit"]:
-        found[bandwidth] = compare(arguments, bandwidth)
-        show(bandwidth, found[bandwidth])
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    combinations = product(
+        arguments.model or ("gpt", "resnet20"),
+        arguments.workers or (2, 4),
+        arguments.bandwidth or ("10mbit", "100mbit", "1gbit"),
+    )
+    for model, workers, bandwidth in () if arguments.render else combinations:
+        file = arguments.folder / f"{model}-{workers}-{bandwidth}.json"
+        if arguments.probe_only:
+            print(bandwidth, compare(arguments, model, workers, bandwidth)["links"], flush=True)
+        elif not file.exists():
+            found = compare(arguments, model, workers, bandwidth)
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            print(f"wrote {file}", flush=True)
+    if not arguments.probe_only:
+        render(arguments.folder)
 
 
-def compare(arguments: argparse.Namespace, bandwidth: str) -> dict[str, Any]:
+def compare(
+    arguments: argparse.Namespace, model: str, workers: int, bandwidth: str
+) -> dict[str, Any]:
     """What rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
 
         def command(rank: int) -> list[str]:
-            options = ["--workers", str(arguments.workers), "--model", arguments.model]
+            options = [folder, "--workers", str(workers), "--model", model]
             options += ["--probe-only"] * arguments.probe_only
             return [*options, "--rank", str(rank), "--result", str(result)]
 
-        run_ranks(command, arguments.workers, parse_bandwidth(bandwidth))
+        load = os.getloadavg()[0]
+        run_ranks(command, workers, parse_bandwidth(bandwidth))
         found: dict[str, Any] = json.loads(result.read_text())
-    return found
+    return {
+        "model": model,
+        "workers": workers,
+        "bandwidth": bandwidth,
+        "load": [load, os.getloadavg()[0]],
+        "machine": describe_machine(),
+        "build": describe_build(),
+        **found,
+    }
 
 
-def show(bandwidth: str, found: dict[str, Any]) -> None:
-    print(f"{bandwidth}: {found['links']}")
-    for codec, (predicted, measured) in found.get("steps", {}).items():
-        print(
-            f"  {codec:24} predicted {predicted * 1e3:7.1f} ms, measured {measured * 1e3:7.1f} ms, "
-            f"ratio {predicted / measured:.2f}"
-        )
+def render(folder: Path) -> None:
+    """Prints a table of all files: measured ms, and the prediction divided by it."""
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    print(f"| model, workers, link | probed | {' | '.join(f'`{way}`' for way in _WAYS)} |")
+    print(f"| --- | ---: | {' | '.join('---:' for _ in _WAYS)} |")
+    for one in sorted(found, key=lambda f: (f["model"], f["workers"], f["probed"])):
+        cells = [f"{one['model']}, {one['workers']}, {one['bandwidth']}"]
+        cells.append(f"{one['probed'] / 1e6:.4g}")
+        for way in _WAYS:
+            predicted, measured = one["steps"][way]
+            cells.append(f"{1e3 * measured:.0f} ({predicted / measured:.2f})")
+        print(f"| {' | '.join(cells)} |")
 
 
 def run_rank(arguments: argparse.Namespace) -> None:
@@ -77,25 +115,36 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
     from gradwire.torch import advise
     from gradwire_lab.plan.links import probe
+    from gradwire_lab.plan.trial import slowest
 
-    join(arguments.rank, arguments.workers)
+    (workers,), (name,) = arguments.workers, arguments.model
+    join(arguments.rank, workers)
     if arguments.probe_only:
-        links = probe(ranks_per_machine=1)
-        found: dict[str, Any] = {
-            "links": links.describe(),
-            "bandwidth": links.bandwidth,
-            "latency": links.latency,
-        }
+        found: dict[str, Any] = {"links": probe(ranks_per_machine=1).describe()}
     else:
-        model, step = make(arguments.model, arguments.rank)
-        advice = advise(model, step, codecs=_CODECS[1:], ranks_per_machine=1)
-        predicted = {
-            p.codec: p.seconds for p in advice.plan.predictions if p.exchange in ("ddp", "sharded")
-        }
-        measured = {codec: measure(arguments, codec) for codec in _CODECS}
+        setup = Setup(name, workers, arguments.rank)
+        measured = Measured(setup)
+        measured.go_on()
+        predicted: dict[str, float] = {}
+        for prefix, every in (("", 1), (_LOCAL, _EVERY)):
+            model = setup.build()
+            optimizer = setup.optimizer(model, prefix)
+            advice = advise(
+                model, setup.step, optimizer, codecs=_CODECS, every=every, ranks_per_machine=1
+            )
+            predicted |= {
+                (prefix if p.codec != _DDP else "") + p.codec: p.seconds
+                for p in advice.plan.predictions
+                if p.exchange == "sharded" or (p.codec == _DDP and not prefix)
+            }
+            predicted.setdefault(_ALONE, advice.profile.compute_seconds)
+        measured.go_on()
+        taken = slowest(measured.seconds)
         found = {
+            "probed": advice.links.bandwidth,
             "links": advice.links.describe(),
-            "steps": {codec: (predicted[codec], measured[codec]) for codec in _CODECS},
+            "steps": {way: (predicted[way], middle(way, taken[way])) for way in _WAYS},
+            "seconds": taken,
         }
     if arguments.rank == 0:
         arguments.result.write_text(json.dumps(found))
@@ -103,49 +152,96 @@ def run_rank(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def make(name: str, rank: int) -> tuple[Any, Callable[[Any], None]]:
+class Setup:
     """A model of `gradwire train`, and what a step does with it."""
-    import torch
 
-    from gradwire_lab.train import data, models
-    from gradwire_lab.train.options import from_options
+    def __init__(self, name: str, workers: int, rank: int) -> None:
+        from gradwire_lab.train import data
+        from gradwire_lab.train.options import from_options
 
-    options = {"model": name, "workers": 2, "steps": 100, "exchange": "sharded", "every": 1}
-    settings = from_options(options)
-    images = data.load(settings.data, settings.data_dir)
-    model = models.build(name, *images.shape, seed=0, width=settings.width, dropout=0.0)
-    batches = images.batches(settings.batch, 2, rank % 2, 0)
-    numbers = iter(range(10**9))
+        options = {"model": name, "workers": workers, "steps": 100, "exchange": "sharded"}
+        self._settings = settings = from_options(options | {"every": 1})
+        images = data.load(settings.data, settings.data_dir)
+        self._shape = images.shape
+        self._batches = images.batches(settings.batch, workers, rank, 0)
+        self._numbers = iter(range(10**9))
 
-    def step(module: Any) -> None:
-        inputs, targets = (torch.from_numpy(array) for array in batches.at(next(numbers)))
-        torch.nn.functional.cross_entropy(module(inputs), targets).backward()
+    def build(self) -> Any:
+        from gradwire_lab.train import models
 
-    return model, step
+        settings = self._settings
+        return models.build(settings.model, *self._shape, seed=0, width=settings.width, dropout=0.0)
+
+    def optimizer(self, model: Any, way: str) -> Any:
+        import torch
+
+        from gradwire_lab.train.strategies import local_optimizer
+
+        if way.startswith(_LOCAL):
+            return local_optimizer(model, self._settings)
+        return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+    def step(self, module: Any) -> None:
+        import torch
+
+        arrays = self._batches.at(next(self._numbers))
+        inputs, targets = (torch.from_numpy(array) for array in arrays)
+        torch.nn.functional.cross_entropy(module(inputs), targets.reshape(-1)).backward()
 
 
-def measure(arguments: argparse.Namespace, codec: str) -> float:
-    """Seconds of a step."""
-    import torch
-    import torch.distributed as dist
+class Measured:
+    """Steps of all ways."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._made = {way: make(setup, way) for way in _WAYS}
+        self.seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
+
+    def go_on(self) -> None:
+        """A block of each way."""
+        from gradwire_lab.plan.meters import time_together
+        from gradwire_lab.plan.trial import slowest
+
+        for way, take_step in self._made.items():
+            first = [time_together(take_step) for _ in range(_LEFT_OUT * _turns(way))]
+            (longest,) = slowest({way: [max(first[-_turns(way) :])]})[way]
+            count = min(max(_LEAST, ceil(_SECONDS / longest)), _MOST)
+            self.seconds[way] += [time_together(take_step) for _ in range(count * _turns(way))]
+
+
+def middle(way: str, seconds: list[float]) -> float:
+    turns = _turns(way)
+    return fmean(median(seconds[turn::turns]) for turn in range(turns))
+
+
+def _turns(way: str) -> int:
+    return _EVERY if way.startswith(_LOCAL) else 1
+
+
+def make(setup: Setup, way: str) -> Callable[[], None]:
+    """A function that takes a step of that way."""
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from gradwire.torch import GradwireState, gradwire_hook
+    from gradwire.torch import GradwireState, LocalSteps, gradwire_hook
 
-    model, step = make(arguments.model, arguments.rank)
-    module = DistributedDataParallel(model)
-    if codec != "ddp":
-        module.register_comm_hook(GradwireState(codec, start_iter=2), gradwire_hook)
-    seconds = []
-    for _ in range(_STEPS):
-        model.zero_grad()
-        dist.barrier()
-        began = time.perf_counter()
-        step(module)
-        taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        seconds.append(float(taken))
-    return median(seconds[_LEFT_OUT:])
+    model = setup.build()
+    optimizer = setup.optimizer(model, way)
+    if way.startswith(_LOCAL):
+        module = model
+        optimizer = LocalSteps(optimizer, model, way.removeprefix(_LOCAL), every=_EVERY)
+    else:
+        module = DistributedDataParallel(model)
+        if way == _ALONE:
+            module.register_comm_hook(None, noop_hook)
+        elif way != _DDP:
+            module.register_comm_hook(GradwireState(way, start_iter=1), gradwire_hook)
+
+    def take_step() -> None:
+        optimizer.zero_grad()
+        setup.step(module)
+        optimizer.step()
+
+    return take_step
 
 
 if __name__ == "__main__":

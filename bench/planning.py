@@ -188,7 +188,8 @@ def compare(
         measured = fmean(median(later[turn :: kind.every]) for turn in range(kind.every))
         row: dict[str, Any] = {"way": way, "measured_ms": 1e3 * measured}
         row["compute_ms"] = 1e3 * profile.compute_seconds
-        taken, schedule = (DDP, Schedule()) if way == DDP else (exchange, Schedule(kind.every))
+        taken = DDP if way == DDP else exchange
+        schedule = Schedule(kind.every) if kind.every > 1 else None
         predicted = predict(profile, cluster, way, taken, buckets, schedule)
         row["predicted_ms"] = 1e3 * predicted.seconds
         if way in CODECS:

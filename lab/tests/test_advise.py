@@ -31,6 +31,10 @@ _PROGRAM = """
 import sys, torch, torch.distributed as dist
 from torch import nn
 import gradwire.torch as gt
+import gradwire
+from gradwire_lab.plan.advise import make_plan
+from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.plan.here import _lines
 from gradwire_lab.plan.profile import PlanError
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -46,6 +50,21 @@ options = {"codecs": codecs, "ranks_per_machine": 1, "every": 3}
 advice = gt.advise(model, step, torch.optim.AdamW(model.parameters()), **options)
 assert all(map(torch.equal, before, model.state_dict().values()))
 assert all(p.grad is None for p in model.parameters())
+adamw = torch.optim.AdamW(model.parameters())
+for optimizer, schedule in ((None, None), (adamw, None), (adamw, gt.Schedule(3))):
+    plan = make_plan(advice.profile, Cluster(2, 1e5), codecs, schedule=schedule)
+    names = {"gradwire": gradwire, "optimizer": optimizer, "model": model}
+    if optimizer is None:
+        names["model"] = nn.parallel.DistributedDataParallel(model)
+    exec("\\n".join(_lines(plan, optimizer)), names)
+    for _ in range(4):
+        step(names["model"])
+        if optimizer is not None:
+            names["optimizer"].step()
+    exchanging = names["optimizer"] if optimizer else names["state"]
+    stats = exchanging.stats()
+    assert (stats.exchanges if optimizer else stats).push_bytes > 0
+    exchanging.close()
 for wrong, steps in ((step, 0), (step, 3), (lambda module: None, 4)):
     try:
         gt.advise(model, wrong, codecs=codecs, steps=steps)
@@ -111,12 +130,21 @@ def test_machines_are_counted_by_torchrun_or_by_host_names(
 
 
 def test_links_become_the_network_of_a_plan() -> None:
-    found = Links(4, 2, 1e8, 0.021, 1e9, 0.0001)
+    found = Links(4, 2, 1e8, 0.021, 1e9, 0.0001, 12_500)
     cluster = found.cluster(message_seconds=0.0005)
     assert (cluster.ranks, cluster.machines, cluster.bandwidth) == (4, 2, 1e8)
+    assert cluster.burst == 12_500
     assert cluster.latency == pytest.approx(0.02)
-    said = "4 ranks, 2 on each machine; between machines 100 Mbit/s, 21 ms; inside 1000 Mbit/s"
+    said = (
+        "4 ranks, 2 on each machine; between machines 100 Mbit/s, 21 ms, 12500 bytes at once; "
+        "inside 1000 Mbit/s"
+    )
     assert said in found.describe()
+
+
+def test_local_steps_need_the_optimizer() -> None:
+    with pytest.raises(PlanError, match=r"every=4 needs the optimizer, which LocalSteps wraps"):
+        advise(nn.Linear(1, 1), lambda module: None, every=4)
 
 
 def test_codecs_are_timed_on_a_share_of_each_tensor() -> None:
@@ -140,7 +168,7 @@ def test_lines_to_paste_suit_the_optimizer() -> None:
     plan = make_plan(*_slow_network())
     assert plan.pays
     hook = here._lines(plan, None)
-    assert hook[0].startswith("state = gradwire.torch.GradwireState(codec='3lc")
+    assert hook[1].startswith("state = gradwire.torch.GradwireState(codec='3lc")
     local = here._lines(plan, [AdamW(layer.parameters())])
     assert local[-1].startswith(
         "optimizer = gradwire.torch.LocalSteps(optimizer, model, codec='3lc"

@@ -169,13 +169,13 @@ def _check_source(
             raise PlanError(f"{option} goes with --model: {source} {why}")
 
 
-def _schedule(every: int, fragments: int, delay: int) -> Schedule:
+def _schedule(every: int, fragments: int, delay: int) -> Schedule | None:
     if every == 1 and (fragments > 1 or delay > 0):
         raise PlanError(
             "--fragments and --delay are for local steps: give --every, a number from 2"
         )
     try:
-        return Schedule(every, fragments, delay)
+        return Schedule(every, fragments, delay) if every != 1 else None
     except ValueError as error:
         raise PlanError(f"local steps: {error}") from error
 

@@ -4,6 +4,8 @@ profile.py     what a step computes, layer by layer, and what codecs and message
 recorder.py    measures a model's step, for a profile
 measure.py     makes the profile of a model of `gradwire train` on this machine
 links.py       measures the links between ranks
+trial.py       real steps of a training, with an exchange and without one
+fit.py         fits the costs of a profile to them
 here.py        the plan for the program that asks for it
 cluster.py     the network: ranks, machines, bandwidth, latency
 costs.py       messages, bytes and values of each exchange (alpha, beta, gamma)

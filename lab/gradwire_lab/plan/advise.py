@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradwire._core import spell_out_codec
 from gradwire.errors import RECOMMENDED
-from gradwire.local_schedule import EVERY_STEP, Schedule
+from gradwire.local_schedule import Schedule
 from gradwire_lab.plan.cluster import Cluster, count_servers
 from gradwire_lab.plan.costs import EXCHANGES
 from gradwire_lab.plan.predict import DDP, Prediction, cut_buckets, predict
@@ -88,16 +88,16 @@ def make_plan(
     codecs: Sequence[str] = (),
     exchanges: Sequence[str] = (),
     bucket_bytes: int | None = None,
-    schedule: Schedule = EVERY_STEP,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """codecs: of the profile; none: all of them. exchanges: none: all that suit the codec and the
-    network; `server` does if the network has servers. schedule: of local steps, which all
+    network; `server` does if the network has servers. schedule: of LocalSteps, which all
     predictions but DDP's then take.
 
     Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
     it loses least; DDP loses nothing. Raises PlanError.
     """
-    check_servers(cluster.servers, exchanges, schedule.every)
+    check_servers(cluster.servers, exchanges, schedule.every if schedule else 1)
     check_exchanges(codecs, exchanges)
     layers = len(profile.layers)
     if cluster.servers > layers:

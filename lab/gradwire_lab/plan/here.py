@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -22,14 +22,20 @@ from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.wrapping_optimizer import is_adaptive
 from gradwire_lab.plan.advise import CODECS, Plan, make_plan
 from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.plan.fit import ALONE, HOOK, LOCAL, fit
 from gradwire_lab.plan.links import Links, probe
-from gradwire_lab.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of, mean, measure_codec
+from gradwire_lab.plan.measure import Gradients, mean, measure_codec
+from gradwire_lab.plan.predict import DDP, cut_buckets, predict
 from gradwire_lab.plan.print_plan import print_plan
 from gradwire_lab.plan.profile import CodecSpeed, MessageCosts, PlanError, Profile
-from gradwire_lab.plan.recorder import StepRecorder, profile_of, without_exchange
+from gradwire_lab.plan.recorder import LEFT_OUT, profile_of
+from gradwire_lab.plan.trial import CODEC, Trial, slowest
 from gradwire_lab.train import messages
+from gradwire_lab.train.settings import SHARDED
 
 _SAMPLED = 4_000_000  # values on which codecs are timed
+_LEAST_SECONDS = 1.0  # for the steps of a way
+_LONGEST_SECONDS = 2.0  # that a step of a trial may wait
 _TRANSPORT = """
 import json, sys
 from gradwire_lab.plan.measure import measure_transport
@@ -80,72 +86,90 @@ def advise(
             advice.show()
 
     Every rank of the process group, whose tensors are on the CPU, calls it together and gets the
-    same. It takes some steps without any exchange, times the codecs on their gradients, measures
-    the links between the ranks, and messages between processes of this machine. The model's
-    parameters and buffers are then as before.
+    same. It measures the links between the ranks, times the codecs on the gradients of steps that
+    exchange nothing, and then takes steps with DDP and with gradwire, unless they would wait for
+    more than 2 s. All of them are steps of copies of the model and the optimizer.
 
     Args:
         model: Plain, before DistributedDataParallel or LocalSteps.
         step: Computes the loss with the module that it is given, and its gradients.
-        optimizer: Decides between the hook and LocalSteps. None: the hook.
-        steps: To take; the first three don't count.
+        optimizer: Its steps are part of the times, and it decides between the hook and LocalSteps.
+            None: no optimizer steps, and the hook.
+        steps: To take of each kind; the first three don't count. Of short steps more are taken.
         codecs: To compare.
         every: Above 1: LocalSteps that exchange every so many steps, in all rows but DDP's.
         ranks_per_machine: None: torchrun's number, or that of ranks with the same host name.
 
     Raises:
-        PlanError: There is one rank, too few steps, or a parameter that got no gradient.
+        PlanError: There is one rank, too few steps, a parameter that got no gradient, or no
+            optimizer for `every`.
         ValueError: `every` is below 1.
     """
     schedule = Schedule(every)
+    if every > 1 and optimizer is None:
+        raise PlanError(
+            f"every={every} needs the optimizer, which LocalSteps wraps: advise(model, step, "
+            f"optimizer, every={every})"
+        )
+    is_local = every > 1 or (optimizer is not None and is_adaptive(optimizer))
     links = probe(ranks_per_machine)
-    before = [(tensor, tensor.detach().clone()) for tensor in model.state_dict().values()]
-    marks, gradients = _take_steps(model, step, steps)
-    with torch.no_grad():
-        for tensor, values in before:
-            tensor.copy_(values)
-    profile = profile_of(type(model).__name__, model, [marks])  # refuses what can't be measured
-    speeds = {codec: asdict(measure_codec(codec, gradients)) for codec in codecs}
-    measured = messages.gather({"marks": marks, "speeds": speeds})
+    with closing(Trial(model, step, optimizer, every)) as trial:
+        trial.take_alone(steps)
+        parts = _measure(model, trial, {*codecs, CODEC}, links)
+        cluster = links.cluster(parts.transport.message_seconds)
+        ways = (DDP, LOCAL if is_local else HOOK)
+        counts = _count_steps(parts, cluster, ways, schedule, steps - LEFT_OUT)
+        taken = slowest(trial.take(counts))
+        steps_of_all = profile_of(parts.model, model, messages.gather(trial.marks))
+    profile = replace(steps_of_all, codecs=parts.codecs, transport=parts.transport, how=parts.how)
+    profile = fit(profile, cluster, CODEC, taken, every)
+    plan = make_plan(profile, cluster, codecs, schedule=schedule if is_local else None)
+    return Advice(profile, links, cluster, plan, _lines(plan, optimizer))
+
+
+def _measure(model: nn.Module, trial: Trial, codecs: Iterable[str], links: Links) -> Profile:
+    """The profile of steps that exchange nothing, with what was measured apart."""
+    name = type(model).__name__
+    profile_of(name, model, [trial.marks])  # refuses what can't be measured
+    gradients = [_sample(step) for step in trial.gradients]
+    speeds = {}
+    for codec in sorted(codecs):
+        dist.barrier()  # ranks that share a machine share its cores and caches
+        speeds[codec] = asdict(measure_codec(codec, gradients))
+    measured = messages.gather({"marks": trial.marks, "speeds": speeds})
     numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
     transport: dict[str, float] = {}
     if dist.get_rank() == 0:
         transport = _measure_transport(max(2, links.ranks_per_machine), numel)
-    costs = MessageCosts(**messages.broadcast(transport))
-    profile = profile_of(type(model).__name__, model, [each["marks"] for each in measured])
-    profile = Profile(
-        **{
-            **vars(profile),
-            "codecs": {
-                codec: mean([CodecSpeed(**each["speeds"][codec]) for each in measured])
-                for codec in codecs
-            },
-            "transport": costs,
-            "how": {"machine": describe_machine(), "build": describe_build()},
-        }
+    return replace(
+        profile_of(name, model, [each["marks"] for each in measured]),
+        codecs={
+            codec: mean([CodecSpeed(**each["speeds"][codec]) for each in measured])
+            for codec in speeds
+        },
+        transport=MessageCosts(**messages.broadcast(transport)),
+        how={"machine": describe_machine(), "build": describe_build()},
     )
-    cluster = links.cluster(costs.message_seconds)
-    plan = make_plan(profile, cluster, schedule=schedule)
-    return Advice(profile, links, cluster, plan, _lines(plan, optimizer))
 
 
-def _take_steps(
-    model: nn.Module, step: Callable[[nn.Module], Any], steps: int
-) -> tuple[list[dict[str, float]], list[Gradients]]:
-    """The marks of each step, and samples of the last gradients."""
-    forward = without_exchange(model)
-    gradients: list[Gradients] = []
-    with StepRecorder(model) as recorder:
-        for number in range(steps):
-            model.zero_grad()
-            dist.barrier()
-            recorder.begin_step()
-            step(forward)
-            recorder.end_step()
-            if number >= steps - KEPT_GRADIENTS:
-                gradients.append(_sample(gradients_of(model)))
-    model.zero_grad()
-    return recorder.steps, gradients
+def _count_steps(
+    profile: Profile, cluster: Cluster, ways: Iterable[str], schedule: Schedule, least: int
+) -> dict[str, int]:
+    """How many steps of ALONE and each way are taken: at least so many, and as many as fill a
+    second, because threads that wait for a core make short steps differ. None of a way whose steps
+    wait for long: the link decides, and all else counts little."""
+
+    def count(seconds: float) -> int:
+        return max(least, ceil(_LEAST_SECONDS / seconds))
+
+    buckets, counts = cut_buckets(profile), {ALONE: count(profile.compute_seconds)}
+    for way in ways:
+        codec, exchange = (DDP, DDP) if way == DDP else (CODEC, SHARDED)
+        local = schedule if way == LOCAL else None
+        predicted = predict(profile, cluster, codec, exchange, buckets, local)
+        if predicted.exposed_seconds * predicted.every <= _LONGEST_SECONDS:
+            counts[way] = count(predicted.seconds * predicted.every)
+    return counts
 
 
 def _sample(gradients: Gradients) -> Gradients:
@@ -155,7 +179,7 @@ def _sample(gradients: Gradients) -> Gradients:
     if share == 1.0:
         return gradients
     return {
-        name: values[: math.ceil(len(values) * share)] if values.ndim else values
+        name: values[: ceil(len(values) * share)] if values.ndim else values
         for name, values in gradients.items()
     }
 
@@ -187,6 +211,7 @@ def _lines(plan: Plan, optimizer: Optimizer | Sequence[Optimizer] | None) -> tup
             f"optimizer = gradwire.torch.LocalSteps(optimizer, model, {options})",
         )
     return (
+        "# after model = DistributedDataParallel(model)",
         f"state = gradwire.torch.GradwireState({options})",
         "model.register_comm_hook(state, gradwire.torch.gradwire_hook)",
     )

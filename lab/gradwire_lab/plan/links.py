@@ -20,6 +20,8 @@ from gradwire_lab.train import messages
 
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 30
 _ROUNDS, _PINGS = 5, 15
+_PAUSE_SECONDS = 0.05  # about that of a step, in which a link saves up a burst
+_WITH_HEADERS = 1 + HEADER_BYTES / PAYLOAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Links:
         latency: Seconds of a small message from a machine to another, with the work at its ends.
         local_bandwidth: Bits a second that a rank sends inside its machine; None: it is alone.
         local_latency: As `latency`, inside a machine.
+        burst: Bytes, with TCP's headers, that a machine's link passes at once after a pause.
     """
 
     ranks: int
@@ -42,12 +45,14 @@ class Links:
     latency: float
     local_bandwidth: float | None
     local_latency: float
+    burst: int = 0
 
     def describe(self) -> str:
         """A line for people."""
         said = [f"{self.ranks} ranks, {self.ranks_per_machine} on each machine"]
         if self.bandwidth is not None:
-            said.append(f"between machines {_describe(self.bandwidth, self.latency)}")
+            burst = f", {self.burst} bytes at once" if self.burst else ""
+            said.append(f"between machines {_describe(self.bandwidth, self.latency)}{burst}")
         if self.local_bandwidth is not None:
             said.append(f"inside {_describe(self.local_bandwidth, self.local_latency)}")
         return f"links: {'; '.join(said)}"
@@ -57,7 +62,12 @@ class Links:
         which a profile counts by itself."""
         latency = max(0.0, self.latency - 2 * message_seconds)
         return Cluster(
-            self.ranks, self.bandwidth, latency, self.ranks_per_machine, self.local_bandwidth
+            self.ranks,
+            self.bandwidth,
+            latency,
+            self.ranks_per_machine,
+            self.local_bandwidth,
+            burst=self.burst,
         )
 
 
@@ -82,10 +92,13 @@ def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:
     here = ranks_per_machine or _count_ranks_here()
     if ranks % here:
         raise PlanError(f"{ranks} ranks can't be {here} on each machine")
-    bandwidth, latency = None, 0.0
+    bandwidth, latency, burst = None, 0.0, 0
     if here < ranks:
-        rate = _rate(lambda rank: (rank + here) % ranks, seconds) * here
-        bandwidth, latency = rate * (1 + HEADER_BYTES / PAYLOAD_BYTES), _latency(0, here)
+        send = _sender(lambda rank: (rank + here) % ranks)
+        latency = _latency(0, here)
+        rate, size = _rate(send, seconds)
+        burst = round(_burst(send, rate, latency, size) * here * _WITH_HEADERS)
+        bandwidth = rate * here * _WITH_HEADERS
     local_bandwidth, local_latency = None, 0.0
     if here > 1:
 
@@ -93,8 +106,9 @@ def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:
             first = rank - rank % here
             return first + (rank + 1 - first) % here
 
-        local_bandwidth, local_latency = _rate(next_inside, seconds), _latency(0, 1)
-    return Links(ranks, here, bandwidth, latency, local_bandwidth, local_latency)
+        local_bandwidth, _ = _rate(_sender(next_inside), seconds)
+        local_latency = _latency(0, 1)
+    return Links(ranks, here, bandwidth, latency, local_bandwidth, local_latency, burst)
 
 
 def _count_ranks_here() -> int:
@@ -113,24 +127,33 @@ def _count_ranks_here() -> int:
     return here
 
 
-def _rate(target_of: Callable[[int], int], seconds: float) -> float:
-    """Bits a second that a rank sends to its target, while all ranks send at once: of the bytes by
-    which large messages are longer than small ones, because links may pass a burst at once."""
+def _sender(target_of: Callable[[int], int]) -> Callable[[int], float]:
+    """A function that lets every rank send so many bytes to its target, all at once, and returns
+    the seconds until the last has come."""
     rank = dist.get_rank()
     to = target_of(rank)
     (source,) = (other for other in range(dist.get_world_size()) if target_of(other) == rank)
 
     def send(size: int) -> float:
         out, into = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+        # Gloo asks a sender for its bytes over the connection on which it sends its own. Of two
+        # ranks that began to send before they were asked, the second waits until the first is done.
+        received = dist.irecv(into, source)
 
         def both() -> None:
-            works = [dist.isend(out, to), dist.irecv(into, source)]
-            for work in works:
+            for work in (dist.isend(out, to), received):
                 assert work is not None, "this rank is in the group"
                 work.wait()
 
         return _time_of_all(both)
 
+    return send
+
+
+def _rate(send: Callable[[int], float], seconds: float) -> tuple[float, int]:
+    """Bits a second that a rank sends to its target, while all ranks send at once: of the bytes by
+    which large messages are longer than small ones, because links may pass a burst at once. And
+    the bytes of the small ones."""
     size = _FIRST_BYTES
     send(size)  # makes connections
     while send(size) < seconds and size < _MOST_BYTES:
@@ -139,7 +162,23 @@ def _rate(target_of: Callable[[int], int], seconds: float) -> float:
     # Other work only ever lengthens a message, so the shortest count.
     times = [(send(size), send(small)) for _ in range(_ROUNDS)]
     longer = min(large for large, _ in times) - min(short for _, short in times)
-    return 8 * (size - small) / max(longer, 1e-9)
+    return 8 * (size - small) / max(longer, 1e-9), small
+
+
+def _burst(send: Callable[[int], float], rate: float, latency: float, most: int) -> float:
+    """Bytes, at most so many, that a link passes at once after a pause: by which messages come
+    earlier than at the rate (bits a second)."""
+    size, found = _FIRST_BYTES, 0.0
+    while size <= most:
+        times = []
+        for _ in range(_ROUNDS):
+            time.sleep(_PAUSE_SECONDS)
+            times.append(send(size))
+        found = size - rate / 8 * (min(times) - latency)
+        if found < size / 2:
+            break
+        size *= 2
+    return max(0.0, found)
 
 
 def _latency(first: int, second: int) -> float:

@@ -96,15 +96,15 @@ def predict(
     codec: str,
     exchange: str,
     buckets: Sequence[LayerBucket],
-    schedule: Schedule = EVERY_STEP,
+    schedule: Schedule | None = None,
 ) -> Prediction:
     """The step of a codec of the profile in an exchange: one of gradwire's, one of
     costs.OF_PAPERS, `server` with its parameters, where the cluster has servers, or `ddp`, which
-    with the codec `ddp` is DDP without gradwire. schedule: of local steps; without them, exchanges
-    are in every step.
+    with the codec `ddp` is DDP without gradwire. schedule: of LocalSteps; None: buckets are
+    exchanged during the backward pass of each step.
 
     Raises PlanError for a codec that was not measured, and for more fragments than layers."""
-    local = schedule.every > 1
+    local, schedule = schedule is not None, schedule or EVERY_STEP
     if local:
         buckets = _fragments(join(buckets), schedule.fragments)
     elif exchange in SERVED:
@@ -115,13 +115,16 @@ def predict(
     end = -profile.rest_seconds  # of the last exchange of the step before
     seconds = []  # of each bucket
     tokens = Tokens(cluster.burst_seconds)
+    compute = profile.compute_seconds + (profile.local.step_seconds if local else 0.0)
     # Local steps between one fragment's exchange and the next one's.
-    between = profile.compute_seconds * schedule.every / schedule.fragments
+    between = compute * schedule.every / schedule.fragments
     for bucket in buckets:
         cost = _cost(bucket, codec, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
         coding += cost.raw_encoded * raw.encode_seconds + cost.raw_decoded * raw.decode_seconds
         handling, stack = _transport(profile, cluster, cost, exchange)
+        if not local and codec != DDP:
+            handling += profile.transport.exchange_seconds
         begin = max(bucket.ready, end)
         tokens.fill(between if local else begin - end)
         wire = _wire_seconds(cluster, cost, stack, tokens, coding + handling)
@@ -134,12 +137,13 @@ def predict(
     backward_end = profile.forward_seconds + profile.backward_seconds
     exposed = max(0.0, end - backward_end)
     if local:
-        exposed = exposed_seconds(schedule, profile.compute_seconds, seconds)
+        exposed = exposed_seconds(schedule, compute, seconds)
+        exposed += profile.local.exchange_seconds / schedule.every
     every = schedule.every
     return Prediction(
         codec=codec,
         exchange=exchange,
-        seconds=profile.compute_seconds + exposed,
+        seconds=compute + exposed,
         codec_seconds=codec_seconds / every,
         wire_seconds=wire_seconds / every,
         message_seconds=message_seconds / every,

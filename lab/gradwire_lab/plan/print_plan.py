@@ -25,9 +25,10 @@ def _origin(profile: Profile) -> str:
 
 def print_plan(profile: Profile, cluster: Cluster, made: Plan) -> None:
     beside = f" and {count_servers(cluster.servers)}" if cluster.servers else ""
+    machines = "1 machine" if cluster.machines == 1 else f"{cluster.machines} machines"
     say(
-        f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
-        f"machines{beside}; a step computes {show_time(profile.compute_seconds)}\n"
+        f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {machines}{beside}; "
+        f"a step computes {show_time(profile.compute_seconds)}\n"
         f"{_origin(profile)}"
     )
     print_table(

@@ -66,13 +66,24 @@ class MessageCosts:
     message_seconds: of a message of the DDP hook, at its sender and at its receiver. byte_seconds:
     of a byte that a rank sends and of one that it receives, together. allreduce_seconds: of DDP's
     all-reduce of a single value among the profile's workers, or 2 processes for a lone worker.
-    allreduce_byte_seconds: of each further byte that a rank sends.
+    allreduce_byte_seconds: of each further byte that a rank sends. exchange_seconds: of each bucket
+    of the hook, what its messages and codec lack: threads that wait for a core, cold caches.
     """
 
     message_seconds: float = 0.0
     byte_seconds: float = 0.0
     allreduce_seconds: float = 0.0
     allreduce_byte_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class LocalCosts:
+    """What LocalSteps adds to a step of the optimizer beside codec and messages: to each step, and
+    to a step that exchanges, such as the change of the model, and its average applied."""
+
+    step_seconds: float = 0.0
+    exchange_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ class Profile:
     layers: tuple[Layer, ...]
     codecs: Mapping[str, CodecSpeed]
     transport: MessageCosts = MessageCosts()
+    local: LocalCosts = LocalCosts()
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -186,7 +198,8 @@ def _check(profile: Profile) -> None:
             raise ValueError(f"two of its layers have the name {name}")
     parts: dict[str, Any] = {f" of layer {layer.name}": layer for layer in profile.layers}
     parts |= {f" of codec {codec}": speed for codec, speed in profile.codecs.items()}
-    for of, part in {"": profile, " of transport": profile.transport, **parts}.items():
+    parts |= {" of transport": profile.transport, " of local": profile.local}
+    for of, part in {"": profile, **parts}.items():
         for name, value in vars(part).items():
             if isinstance(value, int | float) and not 0 <= value <= sys.float_info.max:
                 raise ValueError(f"`{name}`{of} is {value}, not a number from 0")

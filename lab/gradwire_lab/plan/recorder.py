@@ -19,7 +19,7 @@ from gradwire.torch.parameters import named_parameters
 from gradwire_lab.plan.profile import Layer, PlanError, Profile
 
 _FORWARD, _END, _GRADIENT = "forward", "end", "gradient of "
-_LEFT_OUT = 3  # first steps, in which memory is taken
+LEFT_OUT = 3  # first steps, in which memory is taken
 
 # Seconds from the beginning of a step to its marks: the loss, each gradient, the end.
 Marks = dict[str, float]
@@ -110,9 +110,9 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
     together = [
         {mark: max(one[mark] for one in ranks) for mark in ranks[0]}
         for ranks in zip(*steps_of_ranks, strict=True)
-    ][_LEFT_OUT:]
+    ][LEFT_OUT:]
     if not together:
-        raise PlanError(f"a profile needs more than {_LEFT_OUT} steps")
+        raise PlanError(f"a profile needs more than {LEFT_OUT} steps")
     middle = {mark: median(step[mark] for step in together) for mark in together[-1]}
     dims = {n: tuple(p.shape) for n, p in named_parameters(model) if p.requires_grad}
     if missing := [n for n in dims if _GRADIENT + n not in middle]:
