@@ -38,7 +38,7 @@ def test_the_dictionary_is_held_out_by_blocks(tmp_path: Path) -> None:
     block = 1 << 18
     path = tmp_path / "gcide.dict.dz"
     path.write_bytes(gzip.compress(b"".join(bytes([n]) * block for n in range(12)), 1))
-    loaded = data.load("gcide", tmp_path)
+    loaded = text.load("gcide", tmp_path)
     assert set(loaded.test.tolist()) == {10}
     assert loaded.test.size == block
     assert set(loaded.train.tolist()) == {*range(10), 11}
