@@ -88,13 +88,15 @@ def cases() -> Iterator[tuple[str, Case]]:
             "unchanged": (37, 0.0, [1]),
             "sparse": (509, 0.03, [1]),
             "sparse-far": (509, 0.1, [1, 1, 1, 2, 3, largest // 3, largest]),
-            "sparse-runs": (2900, 0.21, [1, 1, 2, 3, largest]),
             "dense": (301, 1.0, [0, 1, 2, 3, 5]),
             "one-size": (5, 1.0, [1]),
         }
         for kind, (n, share, sizes) in kinds.items():
             result = moved(element, base, draw_steps(draw, n, share, sizes))
             yield f"{name}-{kind}", Case(element, n, base, result)
+        if element == 0:
+            steps = draw_steps(draw, 2900, 0.21, [1, 1, 2, 3, largest])
+            yield f"{name}-sparse-runs", Case(0, 2900, base, moved(0, base * 6, steps))
         special = b"".join(bits.to_bytes(width, "little") for bits in SPECIAL[width])
         count = len(SPECIAL[width])
         for shift in (1, 5):
