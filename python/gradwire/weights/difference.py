@@ -84,7 +84,7 @@ def changes(old: Any, delta: bytes, *, threads: int = 1) -> Iterator[tuple[str, 
 def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, Any, Any]]:
     """As `changes`, of an update that was read."""
     target = Target(old, threads)
-    target.check(update)
+    target.check_base(update)
     for key, blob in update.blobs.items():
         entry = update.entries[key]
         view = target.find(entry)

@@ -26,7 +26,7 @@ from gradwire.weights.tensors import (
     tied_names,
     views_of,
 )
-from gradwire.weights.update import Entry, Update, read_head, write_update
+from gradwire.weights.update import Entry, Update, check_parts, read_head, write_update
 
 _LATE = 10.0  # seconds that a part of an earlier version may be late
 _SHOWN = 3  # names of tensors in an error
@@ -270,6 +270,7 @@ class Publisher:
             return self._await_manifest(label, is_anchor=label != label_of(version))
         found = [self._await_part(label, rank) for rank in range(self._ranks)]
         merged = Update(version, None).merge(update for update, _ in found)
+        check_parts(merged.entries.values())
         if self._ranks > 1:
             published = {entry.name for entry in merged.entries.values()}
             absent = [name for name in self._unmatched if self._names[name] not in published]

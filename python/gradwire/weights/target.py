@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from gradwire.weights.tensors import (
     View,
     is_torch,
     make_values,
-    tensors_of,
+    overlapping,
     tied_names,
     views_of,
 )
@@ -38,7 +40,7 @@ class Target:
         make: Callable[[str, str, tuple[int, ...]], Any] | None = None,
         remedy: str = "apply it to the tensors that it was made for",
     ) -> None:
-        self._tensors = tensors_of(owner)
+        self._owner = owner
         self._views = views_of(owner)
         self._open = owner if isinstance(owner, MutableMapping) else None
         self._threads, self._remedy = threads, remedy
@@ -60,7 +62,30 @@ class Target:
 
     def check(self, update: Update) -> None:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
+        self.check_base(update)
+        again = views_of(self._owner)
+        for entry in update.entries.values():
+            view = self._views.get(entry.key) or self._views.get(entry.name)
+            if view is None or entry.kind == "same" or self.find(entry) is None:
+                continue
+            if not view.is_same_memory(again.get(view.key)):
+                raise WeightsError(
+                    f"tensor {entry.name!r} is a copy, made anew at each look, so writing it would "
+                    "change nothing: give a dictionary of the tensors themselves, such as "
+                    "dict(model.named_parameters()), or arrays in place of numbers"
+                )
+            if not view.is_writable:
+                raise WeightsError(
+                    f"tensor {entry.name!r} cannot be written: it is read-only, or expanded to "
+                    "several elements with one memory. Nothing was changed; give a copy of it"
+                )
+
+    def check_base(self, update: Update) -> None:
+        """As `check`, for who does not write."""
         tied = dict(tied_names(self._views))
+        held = Counter[str]()  # elements of tensors that are in parts
+        for entry in update.entries.values():
+            held[entry.name] += entry.numel if entry.at else 0
         for entry in update.entries.values():
             view = self.find(entry)
             if view is None and entry.kind in ("delta", "same"):
@@ -70,6 +95,14 @@ class Target:
                     f"tensor {entry.name!r} of version {update.version} is {entry.dtype} "
                     f"{list(entry.whole or entry.shape)}, the model {self._describe(entry)}; make "
                     "the model that this version is of"
+                )
+            if entry.key not in self._views and held[entry.name] != prod(entry.whole) * bool(
+                entry.at
+            ):
+                raise WeightsError(
+                    f"tensor {entry.name!r}: version {update.version} has {held[entry.name]} of "
+                    f"its {prod(entry.whole)} elements; let all ranks publish theirs, or receive "
+                    "the same parts as Shard(values, at, whole)"
                 )
             in_place = view is not None and entry.kind in ("delta", "same")
             if view is not None and in_place and not self._is_base(view, entry):
@@ -115,6 +148,22 @@ class Target:
             named = {entry.name for entry in update.entries.values()}
             for name in [name for name in self._open if name not in named]:
                 del self._open[name]
+        self._check_shared(update)
+
+    def _check_shared(self, update: Update) -> None:
+        """Raises WeightsError if tensors that share a part of their memory have overwritten each
+        other."""
+        for key in overlapping(self._views):
+            entry = update.entries.get(key)
+            if entry is None or entry.kind == "tied":
+                continue
+            view = self.find(entry)
+            if view is not None and digest_of(view.read(), self._threads) != entry.digest:
+                raise WeightsError(
+                    f"tensor {key!r} shares a part of its memory with another one here, and they "
+                    f"differ in version {update.version}: the tensors are of no version now. Make "
+                    "the model that this version is of"
+                )
 
     def _is_base(self, view: View, entry: Entry) -> bool:
         return digest_of(view.read(), self._threads) == entry.base

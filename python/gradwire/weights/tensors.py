@@ -88,6 +88,33 @@ class View:
         where = str(self.values.device) if is_torch(self.values) else "cpu"
         return where, _address(self.values), self.dtype, self.shape, tuple(strides)
 
+    @property
+    def span(self) -> tuple[str, int, int]:
+        """Its device, and the addresses of its first byte and behind its last one."""
+        values = self.values
+        width = values.element_size() if is_torch(values) else values.itemsize
+        where, address, _, _, strides = self.memory
+        if is_torch(values):
+            strides = tuple(width * stride for stride in strides)
+        reach = [(n - 1) * stride for n, stride in zip(values.shape, strides, strict=True)]
+        before, after = (sum(sign * max(sign * r, 0) for r in reach) for sign in (-1, 1))
+        return where, address + before, address + after + width
+
+    @property
+    def is_writable(self) -> bool:
+        if not is_torch(self.values):
+            return bool(self.values.flags.writeable or not self.values.size)
+        strides = zip(self.values.shape, self.values.stride(), strict=True)
+        return not self.values.numel() or all(n < 2 or stride for n, stride in strides)
+
+    def is_same_memory(self, other: View | None) -> bool:
+        """Whether the other view, which was made later, is of the same memory."""
+        if other is None:
+            return False
+        if is_torch(self.values) and not self.values.data_ptr():
+            return True  # some devices have no addresses, and empty tensors
+        return not prod(self.shape) or self.memory == other.memory
+
     def part(self, at: Place, shape: tuple[int, ...]) -> View:
         """The view of a part of a whole tensor."""
         if not at:
@@ -222,6 +249,18 @@ def tied_names(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
             yield key, first[view.memory]
 
 
+def overlapping(views: Mapping[str, View]) -> Iterator[str]:
+    """The keys of tensors in whose reach of memory others begin, but for those that are tied."""
+    spans = {view.memory: (view.span, key) for key, view in views.items() if prod(view.shape)}
+    last: tuple[tuple[str, int, int], str] | None = None
+    for span, key in sorted(spans.values()):
+        if last is not None and span[0] == last[0][0] and span[1] < last[0][2]:
+            yield last[1]
+            yield key
+        if last is None or span[0] != last[0][0] or span[2] > last[0][2]:
+            last = span, key
+
+
 def _view(name: str, values: Any) -> View | None:
     """None: another rank publishes it."""
     if isinstance(values, View):
@@ -237,6 +276,8 @@ def _view(name: str, values: Any) -> View | None:
         values, at, whole = sharded
     if is_torch(values):
         values = values.detach()
+        if values.is_nested:
+            raise WeightsError(f"tensor {name!r} is nested: publish its values() and offsets()")
         if values.is_meta or values.is_sparse or values.is_quantized:
             raise WeightsError(
                 f"tensor {name!r} has no plain values: it is {values.dtype}, {values.layout}, on "

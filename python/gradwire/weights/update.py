@@ -147,6 +147,37 @@ class Update:
         return merged
 
 
+def check_parts(entries: Iterable[Entry]) -> None:
+    """Raises WeightsError, which names the tensor, unless the parts of each tensor are of one whole
+    and none has an element of another."""
+    parts: dict[str, list[Entry]] = {}
+    for entry in entries:
+        parts.setdefault(entry.name, []).append(entry)
+    for name, several in parts.items():
+        first = several[0]
+        for entry in several[1:]:
+            if (entry.dtype, entry.whole) != (first.dtype, first.whole):
+                raise WeightsError(
+                    f"tensor {name!r} is {_whole_of(first)} for a rank, and {_whole_of(entry)} for "
+                    "another: all ranks publish parts of one tensor"
+                )
+        if len(several) > 1:
+            begin = np.array([entry.at for entry in several])
+            end = begin + np.array([entry.shape for entry in several])
+            meet = ((begin[:, None] < end) & (begin < end[:, None])).all(axis=2)
+            one, other = np.argwhere(np.triu(meet, 1))[:1].reshape(-1, 2).T
+            if one.size:
+                raise WeightsError(
+                    f"tensor {name!r}: the parts at {list(several[one[0]].at)} and at "
+                    f"{list(several[other[0]].at)} have elements in common: each element is "
+                    "published by one rank"
+                )
+
+
+def _whole_of(entry: Entry) -> str:
+    return f"{entry.dtype} {list(entry.whole or entry.shape)}{'' if entry.at else ' and whole'}"
+
+
 def write_update(update: Update) -> Sequence[bytes | memoryview]:
     """The file, in pieces. Raises WeightsError."""
     tensors = []

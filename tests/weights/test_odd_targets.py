@@ -1,0 +1,160 @@
+"""What cannot become a version is refused, and never left with other values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
+
+
+class Cloning(nn.Module):
+    """Its state_dict() is of copies, as that of wrappers that gather shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(4))
+        self.b = nn.Parameter(torch.zeros(4))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {
+            name: values.clone() for name, values in super().state_dict(*args, **kwargs).items()
+        }
+
+
+def read_only() -> np.ndarray:
+    values = np.zeros(4, np.float32)
+    values.flags.writeable = False
+    return values
+
+
+def with_memory_in_common() -> dict[str, torch.Tensor]:
+    whole = torch.zeros(6)
+    return {"a": whole[:4], "b": whole[2:]}
+
+
+ODD: dict[str, tuple[Callable[[], Any], str, bool]] = {
+    "copies": (Cloning, "'a' is a copy", True),
+    "a read-only array": (
+        lambda: {"a": np.zeros(4, np.float32), "b": read_only()},
+        "'b' cannot be written: it is read-only",
+        True,
+    ),
+    "an expanded tensor": (
+        lambda: {"a": torch.zeros(4), "b": torch.zeros(1).expand(4)},
+        "'b' cannot be written.*expanded",
+        True,
+    ),
+    "memory in common": (with_memory_in_common, "'a' shares a part of its memory", False),
+}
+
+
+def values_of(owner: Any) -> list[list[float]]:
+    found = owner if isinstance(owner, dict) else owner.state_dict()
+    return [found[name].tolist() for name in ("a", "b")]
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_targets_are_refused(kind: str, tmp_path: Path) -> None:
+    make, said, is_unchanged = ODD[kind]
+    first = {"a": torch.arange(4.0), "b": 10 + torch.arange(4.0)}
+    Publisher(tmp_path).publish(first)
+    subscriber, target = Subscriber(tmp_path), make()
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match=said):
+        subscriber.apply_(target)
+    assert subscriber.version is None
+    assert not is_unchanged or values_of(target) == [[0.0] * 4] * 2
+    zeros = {name: np.zeros(4, np.float32) for name in first}
+    with pytest.raises(WeightsError, match=said):
+        patch(make(), diff(zeros, {name: values.numpy() for name, values in first.items()}))
+
+
+def test_numbers_are_no_arrays(tmp_path: Path) -> None:
+    Publisher(tmp_path).publish({"step": np.float32(3)})
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match="'step' is a copy"):
+        subscriber.apply_({"step": np.float32(0)})
+    tensors: dict[str, Any] = {}
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(tensors)
+    assert float(tensors["step"]) == 3
+
+
+def test_interleaved_tensors_share_no_element(tmp_path: Path) -> None:
+    Publisher(tmp_path).publish({"a": torch.arange(4.0), "b": 10 + torch.arange(4.0)})
+    whole = torch.zeros(4, 2)
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_({"a": whole[:, 0], "b": whole[:, 1]})
+    assert whole.tolist() == [[n, 10 + n] for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            (Shard(torch.ones(3), (0,), (6,)), Shard(torch.ones(3), (3,), (8,))),
+            r"'w' is F32 \[6\] for a rank, and F32 \[8\] for another",
+        ),
+        (
+            (Shard(torch.ones(3), (0,), (6,)), Shard(torch.ones(3).half(), (3,), (6,))),
+            r"'w' is F32 \[6\] for a rank, and F16 \[6\]",
+        ),
+        (
+            (Shard(torch.ones(2, 2), (0, 1), (3, 3)), Shard(torch.ones(2, 2), (1, 0), (3, 3))),
+            r"at \[0, 1\] and at \[1, 0\] have elements in common",
+        ),
+        ((torch.ones(6), Shard(torch.ones(3), (3,), (6,))), r"F32 \[6\] and whole for a rank"),
+    ],
+)
+def test_parts_that_do_not_fit_are_not_published(
+    parts: tuple[Any, Any], said: str, tmp_path: Path
+) -> None:
+    publishers = [
+        Publisher(tmp_path, rank=rank, ranks=2, run="a", patience=0.5) for rank in range(2)
+    ]
+    errors: list[WeightsError] = []
+
+    def publish() -> None:
+        try:
+            publishers[1].publish({"w": parts[1]})
+        except WeightsError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=publish)
+    other.start()
+    with pytest.raises(WeightsError, match=said):
+        publishers[0].publish({"w": parts[0]})
+    other.join()
+    assert "rank 0 has not committed it" in str(errors[0])
+    assert Subscriber(tmp_path).fetch() is None
+
+
+def test_a_part_alone_makes_no_whole_tensor(tmp_path: Path) -> None:
+    Publisher(tmp_path).publish({"w": Shard(torch.ones(2), (0,), (4,))})
+    for target in ({}, {"w": torch.zeros(4)}):
+        subscriber = Subscriber(tmp_path)
+        subscriber.fetch()
+        with pytest.raises(WeightsError, match="has 2 of its 4 elements"):
+            subscriber.apply_(target)
+    mine = {"w": Shard(torch.zeros(2), (0,), (4,))}
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(mine)
+    assert mine["w"].values.tolist() == [1.0, 1.0]
+
+
+def test_nested_tensors_are_refused(tmp_path: Path) -> None:
+    ragged = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(WeightsError, match="'x' is nested"):
+        Publisher(tmp_path).publish({"x": torch.nested.nested_tensor(ragged, layout=torch.jagged)})
