@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import safetensors.torch
 import torch
 
 from cli_runner import run
-from gradwire.weights import Publisher, Subscriber, target
+from gradwire.weights import Publisher, Subscriber, WeightsError, target
 from states import assert_same, state_of
 
 
@@ -131,3 +132,39 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     found = run("patch", new, new)
     assert "it is a .safetensors file without deltas" in found.err
     assert "v000001.json is missing" in run("fold", tmp_path, 0, 3).err
+
+
+def test_a_folder_without_one_of_its_files_is_no_checkpoint(tmp_path: Path) -> None:
+    old, new = save(tmp_path / "old", 1, True), save(tmp_path / "new", 2, True)
+    places = {name: f"model-{i}.safetensors" for i, name in enumerate(state_of(2))}
+    index = new / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    (new / "model-1.safetensors").unlink()
+    for given in ((old, new), (new, old)):
+        found = run("delta", *given, "-o", tmp_path / "e")
+        assert found.code == 1
+        assert f"{index} names model-1.safetensors, which is missing" in found.err
+    assert "which is missing" in run("patch", new, tmp_path / "d").err
+    with pytest.raises(WeightsError, match="which is missing"):
+        Publisher(tmp_path / "store", base=new).publish(state_of(2))
+    index.write_text("[]")
+    assert f"{index}: it is no index" in run("delta", old, new, "-o", tmp_path / "e").err
+
+
+def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
+    old, new = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    delta = tmp_path / "d"
+    assert run("delta", old, new, "-o", delta).code == 0
+    link = tmp_path / "link"
+    link.symlink_to(new)
+    before = [path.read_bytes() for path in (old, new, delta)]
+    for given in (
+        *(("delta", old, new, "-o", output) for output in (old, new, link)),
+        *(("patch", old, delta, "-o", output) for output in (old, delta)),
+        ("compress", "-c", "int8", new, "-o", new),
+    ):
+        found = run(*given, "--force")
+        assert found.code == 1
+        assert f"{given[-1]} is an input, and is not overwritten" in found.err
+    assert [path.read_bytes() for path in (old, new, delta)] == before

@@ -5,7 +5,9 @@ tests/faults/store_faults.py has the faults that are caused many times.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import random
 import signal
@@ -190,3 +192,41 @@ def test_a_damaged_marker_is_no_version(tmp_path: Path, text: bytes) -> None:
     (marker,) = (tmp_path / "local").glob(".*.json")
     marker.write_bytes(text)
     assert Subscriber(tmp_path / "store", local=tmp_path / "local").version is None
+
+
+@pytest.mark.parametrize("removed", range(4))
+def test_a_receiver_killed_between_the_files_of_a_folder_takes_an_anchor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    """A tensor appears, so all go into one new file, and the old ones are removed one by one."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    local.mkdir()
+    first = {"x": torch.arange(10.0), "y": torch.ones(3)}
+    for name, values in first.items():
+        safetensors.torch.save_file({name: values}, local / f"{name}.safetensors")
+    places = {name: f"{name}.safetensors" for name in first}
+    (local / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    last = first | {"z": torch.ones(2)}
+    Publisher(store, base=local).publish(last, anchor=True)
+    subscriber = Subscriber(store, local=local)
+    subscriber.fetch()
+    rest, unlink = [removed], Path.unlink
+
+    def remove(self: Path, missing_ok: bool = False) -> None:
+        if self.parent == local and not self.name.startswith("."):
+            if not rest[0]:
+                raise KeyboardInterrupt
+            rest[0] -= 1
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(Path, "unlink", remove)
+        subscriber.apply_()
+        assert removed == 3, "all are removed then"
+    again = Subscriber(store, local=local)
+    assert again.version == (1 if removed == 3 else None)
+    again.fetch()
+    again.apply_()
+    assert again.version == 1
+    assert [path.name for path in local.glob("[!.]*")] == ["model.safetensors"]
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), last)

@@ -42,7 +42,7 @@ def delta(
     The delta is exact, whatever the bits, and small where few values change or change by little:
     gradwire patch OLD DELTA makes NEW of OLD. Tensors may appear, vanish or change their shape.
     """
-    target = Outputs(output, 1, force).claim(new, f"{new.name}.delta")
+    target = Outputs(output, 1, force).claim(new, f"{new.name}.delta", old)
     before, after = read_views(old, threads), read_views(new, threads)
     with errors_name(new):
         update = make_update(before, after, Update(1, 0), threads, track("delta"))

@@ -174,11 +174,12 @@ class Outputs:
         self._force = force
         self._sources: dict[Path, Path] = {}
 
-    def claim(self, source: Path, name: str) -> Path:
+    def claim(self, source: Path, name: str, *others: Path) -> Path:
         """Returns the file to write for `source`, called `name` unless the user named it.
 
-        Raises UserError if the directory does not exist, if the file or a symbolic link exists and
-        is not to be overwritten, or if another input already claimed the file.
+        Raises UserError if the directory does not exist, if the file is an input (`source` or one
+        of `others`), if it or a symbolic link exists and is not to be overwritten, or if another
+        input already claimed it.
         """
         if self._output is None:
             target = source.with_name(name)
@@ -193,6 +194,8 @@ class Outputs:
         if not target.parent.is_dir():
             raise UserError(f"{target.parent}: no such directory")
         place = Path(os.path.realpath(target))
+        if any(place == Path(os.path.realpath(one)) for one in (source, *others)):
+            raise UserError(f"{target} is an input, and is not overwritten: name another file")
         other = self._sources.setdefault(place, source)
         if other is not source:
             raise UserError(f"{other} and {source} would both be written to {target}")

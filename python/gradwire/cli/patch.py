@@ -42,7 +42,7 @@ def patch(
         update = read_update(file.read_bytes(), str(file))
     read_views(old, threads)
     checkpoint = Checkpoint(old, threads)
-    target = old if output is None else Outputs(output, 1, force).claim(old, old.name)
+    target = old if output is None else Outputs(output, 1, force).claim(old, old.name, file)
     with errors_name(old):
         checkpoint.check(update)
         if output is None:

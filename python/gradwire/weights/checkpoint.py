@@ -55,6 +55,7 @@ class Checkpoint:
         """The tensors, mapped to memory. mode: NumPy's; `c`: changes stay in memory."""
         found: dict[str, View] = {}
         self._maps = []
+        self._require_all_files()
         for file in self._files():
             if not file.stat().st_size:
                 raise WeightsError(f"{file}: it is empty, and no .safetensors file")
@@ -73,11 +74,11 @@ class Checkpoint:
 
     def check(self, update: Update) -> None:
         """Raises StaleBaseError unless the update can be applied."""
-        Target(self.views("c"), self._threads, make=_make).check(update)
+        Target(self._base("c"), self._threads, make=_make).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
-        views = self.views()
+        views = self._base()
         target = Target(views, self._threads, make=_make)
         if views and target.fits(update):
             self._mark(None)
@@ -102,15 +103,12 @@ class Checkpoint:
         file = self._path if self._path.suffix == _SUFFIX else self._path / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         self._write_file(views, file, marks=True)
-        for other in self._files():
+        for other in [*self._indices(), *self._files()]:
             if other != file:
                 other.unlink()
-        if file != self._path:
-            for index in self._path.glob(_INDEX):
-                index.unlink()
 
     def _updated(self, update: Update, track: Track) -> dict[str, View]:
-        views = self.views("c")
+        views = self._base("c")
         Target(views, self._threads, make=_make).write(update, track)
         return views
 
@@ -126,6 +124,32 @@ class Checkpoint:
             output.flush()
             if marks:
                 self._mark(None)
+
+    def _base(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
+        """The tensors to which an update is applied. Files that hold nothing whole may lack some,
+        or have some twice: who was killed had not removed the old ones yet."""
+        try:
+            return self.views(mode)
+        except WeightsError:
+            if self.version is not None:
+                raise
+            return {}
+
+    def _require_all_files(self) -> None:
+        """Raises WeightsError if a file that an index names is not there."""
+        for index in self._indices():
+            try:
+                named = set(parse_json(index.read_bytes(), 2)["weight_map"].values())
+                missing = sorted(name for name in named if not (self._path / name).exists())
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise WeightsError(f"{index}: it is no index of a checkpoint: {error}") from None
+            if missing:
+                raise WeightsError(
+                    f"{index} names {missing[0]}, which is missing: copy the whole folder"
+                )
+
+    def _indices(self) -> list[Path]:
+        return [] if self._path.suffix == _SUFFIX else sorted(self._path.glob(_INDEX))
 
     def _files(self) -> list[Path]:
         if self._path.suffix == _SUFFIX:
