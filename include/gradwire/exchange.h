@@ -24,6 +24,18 @@ struct OutgoingMessage {
   std::shared_ptr<const void> keep = {};
 };
 
+// What an engine does while an exchange works, so that copying, encoding and sending overlap. Each
+// is called inside start and receive, in their thread; an empty function is not called.
+struct StepEvents {
+  // Called before the exchange touches any of the bucket's first `end` values, unless they are known
+  // to have arrived. Waits for them, and returns how many of the first values have arrived.
+  std::function<uint64_t(uint64_t end)> arrive = {};
+  // Takes a message that is ready to be sent, in the place of take_outgoing.
+  std::function<void(const OutgoingMessage& message)> send = {};
+  // The values [begin, begin + n) of the bucket hold the result. Not every exchange says so.
+  std::function<void(uint64_t begin, uint64_t n)> finished = {};
+};
+
 // The place of a gradient value that was not finite, or of a sum that overflowed: then `rank` is
 // that which added. Every rank skips such a step.
 struct NonFiniteInput {
@@ -108,6 +120,9 @@ class GRADWIRE_EXPORT Exchange {
   // Begins a step on a bucket of layout.numel() values, in which the exchange works until it is
   // done. Messages of the previous step that were not taken are dropped.
   virtual Status start(std::span<float> bucket, uint64_t step) = 0;
+  // Sets what is called from the next start on. false: this exchange calls nothing, and needs a
+  // bucket whose values have all arrived.
+  virtual bool set_events(StepEvents) { return false; }
   // Hands out the messages that are ready to be sent, each once.
   virtual std::vector<OutgoingMessage> take_outgoing() = 0;
   // The ranks from which a message must come before the algorithm can go on, ascending.
@@ -157,6 +172,13 @@ class GRADWIRE_EXPORT Exchange {
   // whose segment keeps no residual are dropped. kInvalidArgument: no such tensor or range.
   // kNonFinite: a value is NaN or Inf.
   virtual Status import_residual(const ResidualPiece& piece) = 0;
+
+  // The bytes of this rank's residuals. 0 where they lie in the memory of a device.
+  [[nodiscard]] virtual uint64_t residual_bytes() const { return 0; }
+  // From now on the residuals are the values in `memory`, of residual_bytes(), aligned for floats.
+  // The caller keeps it, and may change where it lies, or what it holds, between two calls. Imports
+  // of a lone rank are elsewhere.
+  virtual void keep_residuals_in(std::span<std::byte> memory) { (void)memory; }
 
   [[nodiscard]] virtual const ExchangeStats& stats() const noexcept = 0;
   [[nodiscard]] virtual const Layout& layout() const noexcept = 0;

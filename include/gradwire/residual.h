@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,8 +19,13 @@ class GRADWIRE_EXPORT Residual {
   Residual(ResidualType type, uint64_t n);
 
   [[nodiscard]] ResidualType type() const noexcept { return type_; }
-  [[nodiscard]] uint64_t size() const noexcept { return f32_.size() + bf16_.size(); }
+  [[nodiscard]] uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] uint64_t nbytes() const noexcept;
   [[nodiscard]] ResidualView view() noexcept;
+
+  // From now on the values are those in `memory`, which has nbytes(), suits their type and stays
+  // the caller's: it may change what is there between two calls.
+  void lie_in(std::span<std::byte> memory) noexcept;
 
   // The values; empty for kNone.
   [[nodiscard]] std::vector<float> values() const;
@@ -32,10 +38,14 @@ class GRADWIRE_EXPORT Residual {
   void scale(float factor) noexcept;
 
  private:
+  [[nodiscard]] float* f32() noexcept;
+  [[nodiscard]] uint16_t* bf16() noexcept;
   [[nodiscard]] float at(uint64_t i) const noexcept;
   void set(uint64_t i, float value) noexcept;
 
   ResidualType type_ = ResidualType::kNone;
+  uint64_t size_ = 0;
+  std::byte* lent_ = nullptr;  // where the values are, unless they are in one of these
   std::vector<float> f32_;
   std::vector<uint16_t> bf16_;
 };

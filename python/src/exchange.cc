@@ -32,12 +32,14 @@ Callback* callback_of(PyObject* self) {
 
 int traverse_exchange(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
+  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<PyExchange>(self)->events().ptr());
   Callback* callback = callback_of(self);
   return callback == nullptr ? 0 : callback->traverse(visit, arg);
 }
 
 int clear_exchange(PyObject* self) {
   if (Callback* callback = callback_of(self)) callback->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<PyExchange>(self)->drop_events();
   return 0;
 }
 
@@ -153,18 +155,20 @@ Dict exchange_cost(const std::string& text, uint32_t rank, uint32_t ranks, doubl
 
 using NumpyBytes = NumpyArray<const uint8_t>;
 
+NumpyBytes bytes_of(const OutgoingMessage& message, nb::handle exchange) {
+  nb::object owner = nb::borrow(exchange);
+  if (message.keep) {
+    owner = nb::capsule(new std::shared_ptr<const void>(message.keep), [](void* kept) noexcept {
+      delete static_cast<std::shared_ptr<const void>*>(kept);
+    });
+  }
+  return {reinterpret_cast<const uint8_t*>(message.bytes.data()), {message.bytes.size()}, owner};
+}
+
 std::vector<std::pair<uint32_t, NumpyBytes>> take_outgoing(nb::handle_t<PyExchange> self) {
   std::vector<std::pair<uint32_t, NumpyBytes>> messages;
   for (const OutgoingMessage& message : nb::cast<PyExchange&>(self).exchange().take_outgoing()) {
-    nb::object owner = nb::borrow(self);
-    if (message.keep) {
-      owner = nb::capsule(new std::shared_ptr<const void>(message.keep), [](void* kept) noexcept {
-        delete static_cast<std::shared_ptr<const void>*>(kept);
-      });
-    }
-    messages.emplace_back(message.peer,
-                          NumpyBytes(reinterpret_cast<const uint8_t*>(message.bytes.data()),
-                                     {message.bytes.size()}, owner));
+    messages.emplace_back(message.peer, bytes_of(message, self));
   }
   return messages;
 }
@@ -241,6 +245,30 @@ Dict stats(PyExchange& self) {
 
 }  // namespace
 
+void PyExchange::set_events(nb::object events) {
+  events_ = std::move(events);
+  if (events_.is_none()) {
+    exchange_->set_events({});
+    return;
+  }
+  const bool overlaps = exchange_->set_events(
+      {.arrive = [this](uint64_t end) {
+         const GilHeld held;
+         return nb::cast<uint64_t>(events_.attr("arrive")(end));
+       },
+       .send =
+           [this](const OutgoingMessage& message) {
+             const GilHeld held;
+             events_.attr("send")(message.peer, bytes_of(message, nb::find(this)));
+           },
+       .finished =
+           [this](uint64_t begin, uint64_t n) {
+             const GilHeld held;
+             events_.attr("finished")(begin, n);
+           }});
+  if (!overlaps) events_.attr("arrive")(bucket_.values().size());
+}
+
 PyType_Slot exchange_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(&traverse_exchange)},
     {Py_tp_clear, reinterpret_cast<void*>(&clear_exchange)},
@@ -279,8 +307,11 @@ void bind_exchange(nb::module_& module) {
                   "decoded from the owner's packet.")
       .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
       .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
+           nb::arg("events") = nb::none(),
            "Begins a step: encodes the pushes. bucket: float32 [layout.numel], which changes until "
-           "done.")
+           "done. events: its arrive(end) waits for the bucket's first `end` values and returns how "
+           "many are there; send(peer, message) takes what outgoing() would give, as soon as it is "
+           "encoded; finished(begin, n) hears of values that hold the result. They raise nothing.")
       .def("start_on_device", &PyExchange::start_on_device, nb::arg("address"), nb::arg("numel"),
            nb::arg("step"),
            "The same for an exchange with shard_codecs: the address of the bucket on the device, "
@@ -316,6 +347,12 @@ void bind_exchange(nb::module_& module) {
           "scale_residuals",
           [](PyExchange& self, float factor) { self.exchange().scale_residuals(factor); },
           nb::arg("factor"))
+      .def_prop_ro(
+          "residual_bytes", [](PyExchange& self) { return self.exchange().residual_bytes(); },
+          "Bytes of this rank's residuals in the memory of the host.")
+      .def("keep_residuals_in", &PyExchange::keep_residuals_in, nb::arg("memory"),
+           "From now on the residuals are the values in `memory`, uint8 [residual_bytes], which "
+           "may be another one, or hold others, in each step.")
       .def("export_residuals", &export_residuals)
       .def("import_residual", &import_residual, nb::arg("kind"), nb::arg("name"), nb::arg("offset"),
            nb::arg("values"))

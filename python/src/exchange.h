@@ -74,11 +74,26 @@ class PyExchange {
   Exchange& exchange() { return *exchange_; }
   [[nodiscard]] Callback* callback() const { return callback_.get(); }
 
-  void start(ArrayLike bucket, uint64_t step) {
+  // events: an object with the methods of StepEvents, which raise nothing, or None.
+  void start(ArrayLike bucket, uint64_t step, nb::object events) {
     require_place(Place::kHost);
     const std::span<float> values = lend(bucket);
+    set_events(std::move(events));
     run([&] { return exchange_->start(values, step); });
     give_back();
+  }
+  [[nodiscard]] nb::handle events() const { return events_; }
+  void drop_events() { events_.reset(); }
+
+  // Keeps the memory alive.
+  void keep_residuals_in(NumpyArray<uint8_t> memory) {
+    if (memory.size() != exchange_->residual_bytes()) {
+      raise(StatusCode::kLengthMismatch,
+            "the memory has " + std::to_string(memory.size()) + " bytes, the residuals have " +
+                std::to_string(exchange_->residual_bytes()));
+    }
+    exchange_->keep_residuals_in(std::as_writable_bytes(std::span(memory.data(), memory.size())));
+    residuals_ = std::move(memory);
   }
 
   // Keeps the bucket alive.
@@ -107,8 +122,12 @@ class PyExchange {
   // Lets go of the bucket of a step that is done, whose memory may be the caller's largest. Ranks
   // that go on at their own pace still work in it.
   void give_back() {
-    if (exchange_->done() && exchange_->listening().empty()) bucket_ = {};
+    if (!exchange_->done() || !exchange_->listening().empty()) return;
+    bucket_ = {};
+    events_ = {};
   }
+
+  void set_events(nb::object events);
 
   // Raises unless the exchange takes buckets in memory of this kind and no step is under way.
   void require_place(Place place) const {
@@ -138,6 +157,8 @@ class PyExchange {
   std::unique_ptr<Exchange> exchange_;
   Place place_;
   FloatOutput bucket_;  // kept alive while the exchange works in it
+  nb::object events_;   // of the step under way
+  std::optional<NumpyArray<uint8_t>> residuals_;
   std::mutex mutex_;    // two threads could call it while the GIL is released
 };
 

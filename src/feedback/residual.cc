@@ -6,7 +6,8 @@
 
 namespace gradwire {
 
-Residual::Residual(ResidualType type, uint64_t n) : type_(type) {
+Residual::Residual(ResidualType type, uint64_t n)
+    : type_(type), size_(type == ResidualType::kNone ? 0 : n) {
   const auto fill = [n](auto& values) {
     values.reserve(n);
     advise_huge_pages(values.data(), n * sizeof(values[0]));
@@ -16,27 +17,46 @@ Residual::Residual(ResidualType type, uint64_t n) : type_(type) {
   if (type == ResidualType::kBfloat16) fill(bf16_);
 }
 
+uint64_t Residual::nbytes() const noexcept {
+  return size_ * (type_ == ResidualType::kFloat32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+void Residual::lie_in(std::span<std::byte> memory) noexcept {
+  lent_ = memory.data();
+  f32_ = {};
+  bf16_ = {};
+}
+
+float* Residual::f32() noexcept {
+  return lent_ == nullptr ? f32_.data() : reinterpret_cast<float*>(lent_);
+}
+
+uint16_t* Residual::bf16() noexcept {
+  return lent_ == nullptr ? bf16_.data() : reinterpret_cast<uint16_t*>(lent_);
+}
+
 ResidualView Residual::view() noexcept {
   switch (type_) {
     case ResidualType::kNone:
       return {};
     case ResidualType::kFloat32:
-      return ResidualView(std::span(f32_));
+      return ResidualView(std::span(f32(), size_));
     case ResidualType::kBfloat16:
-      return ResidualView(std::span(bf16_));
+      return ResidualView(std::span(bf16(), size_));
   }
   return {};
 }
 
 float Residual::at(uint64_t i) const noexcept {
-  return type_ == ResidualType::kFloat32 ? f32_[i] : widen_bf16(bf16_[i]);
+  auto* self = const_cast<Residual*>(this);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  return type_ == ResidualType::kFloat32 ? self->f32()[i] : widen_bf16(self->bf16()[i]);
 }
 
 void Residual::set(uint64_t i, float value) noexcept {
   if (type_ == ResidualType::kFloat32) {
-    f32_[i] = value;
+    f32()[i] = value;
   } else {
-    bf16_[i] = narrow_bf16_finite(value);
+    bf16()[i] = narrow_bf16_finite(value);
   }
 }
 

@@ -42,7 +42,8 @@ class DeviceShardCodec final : public ShardCodec {
   void begin(std::span<float> bucket) override { bucket_ = bucket; }
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) override;
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
-                                uint64_t step, std::span<PacketWriter> packets) override;
+                                uint64_t step, std::span<PacketWriter> packets,
+                                const Encoded& encoded) override;
   void put_back(uint32_t shard, const Packet& packet) override;
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
                 const Next& next) override;
@@ -184,7 +185,8 @@ Result<FirstNonFinite> DeviceShardCodec::find_in(std::span<const uint32_t> shard
 
 Result<FirstNonFinite> DeviceShardCodec::encode(std::span<const uint32_t> shards,
                                                 std::span<const uint32_t> finite, uint64_t step,
-                                                std::span<PacketWriter> packets) {
+                                                std::span<PacketWriter> packets,
+                                                const Encoded& encoded_shard) {
   const CurrentDevice current(work_);
   Result<FirstNonFinite> origin = find_in(finite);
   if (!origin.ok() || origin.value()) return origin;
@@ -236,6 +238,7 @@ Result<FirstNonFinite> DeviceShardCodec::encode(std::span<const uint32_t> shards
     const Packet* const owns[] = {&own};
     GW_RETURN_IF_ERROR(decode_to(bucket_.data(), shards_->rank, owns, DecodeMode::kStore));
   }
+  std::ranges::for_each(shards, encoded_shard);
   return FirstNonFinite();
 }
 

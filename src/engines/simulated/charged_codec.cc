@@ -26,14 +26,16 @@ class ChargedCodec final : public ShardCodec {
     }
   }
 
+  void wait_by(Arrive arrive) override { codec_->wait_by(std::move(arrive)); }
   void begin(std::span<float> bucket) override { codec_->begin(bucket); }
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) override {
     return codec_->find_non_finite(shards);
   }
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
-                                uint64_t step, std::span<PacketWriter> packets) override {
+                                uint64_t step, std::span<PacketWriter> packets,
+                                const Encoded& encoded) override {
     for (uint32_t shard : shards) *seconds_ += shards_[shard].encode;
-    return codec_->encode(shards, finite, step, packets);
+    return codec_->encode(shards, finite, step, packets, encoded);
   }
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
                 const Next& next) override {
@@ -55,6 +57,10 @@ class ChargedCodec final : public ShardCodec {
     codec_->add_to_residual(i, first, values, factor);
   }
   void scale_residuals(float factor) override { codec_->scale_residuals(factor); }
+  uint64_t residual_bytes() const override { return codec_->residual_bytes(); }
+  void keep_residuals_in(std::span<std::byte> memory) override {
+    codec_->keep_residuals_in(memory);
+  }
   void pay_residual(uint32_t i) override { codec_->pay_residual(i); }
   void add_norms(uint32_t shard, const Packet& packet, Norms& norms) override {
     codec_->add_norms(shard, packet, norms);

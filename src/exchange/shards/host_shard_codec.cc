@@ -36,15 +36,19 @@ class HostShardCodec final : public ShardCodec {
     measured_chunks_.resize(residuals_.size());
   }
 
+  void wait_by(Arrive arrive) override { arrive_ = std::move(arrive); }
   void begin(std::span<float> bucket) override {
     bucket_ = bucket;
+    arrived_ = arrive_ ? 0 : bucket.size();
+    if (trits_) require(bucket.size());
     for (auto& chunks : measured_chunks_) chunks.clear();
     if (trits_) trits_->begin(bucket);
   }
 
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) override;
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
-                                uint64_t step, std::span<PacketWriter> packets) override;
+                                uint64_t step, std::span<PacketWriter> packets,
+                                const Encoded& encoded) override;
   void put_back(uint32_t shard, const Packet& packet) override;
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
                 const Next& next) override;
@@ -63,6 +67,17 @@ class HostShardCodec final : public ShardCodec {
   void scale_residuals(float factor) override {
     for (Residual& residual : residuals_) residual.scale(factor);
   }
+  uint64_t residual_bytes() const override {
+    uint64_t bytes = 0;
+    for (const Residual& residual : residuals_) bytes += room_of(residual);
+    return bytes;
+  }
+  void keep_residuals_in(std::span<std::byte> memory) override {
+    for (Residual& residual : residuals_) {
+      if (residual.size() > 0) residual.lie_in(memory.first(residual.nbytes()));
+      memory = memory.subspan(room_of(residual));
+    }
+  }
   void pay_residual(uint32_t i) override {
     const StandardArithmetic arithmetic;
     const std::vector<float> owed = residuals_[i].values();
@@ -79,8 +94,18 @@ class HostShardCodec final : public ShardCodec {
   }
 
  private:
+  // Residuals in one memory begin at addresses for floats.
+  [[nodiscard]] static uint64_t room_of(const Residual& residual) {
+    return (residual.nbytes() + sizeof(float) - 1) / sizeof(float) * sizeof(float);
+  }
+  // Waits for the bucket's first `end` values.
+  void require(uint64_t end) const {
+    if (end > arrived_) arrived_ = arrive_(end);
+  }
   [[nodiscard]] std::span<float> values(uint32_t i) const {
-    return bucket_.subspan(shards_->segment(i).bucket_offset, shards_->segment(i).n);
+    const Segment& segment = shards_->segment(i);
+    require(segment.bucket_offset + segment.n);
+    return bucket_.subspan(segment.bucket_offset, segment.n);
   }
   [[nodiscard]] double squares_of_residual(uint32_t i) {
     const ResidualView kept = residuals_[i].view();
@@ -126,6 +151,8 @@ class HostShardCodec final : public ShardCodec {
   std::vector<std::vector<Measurement>> measured_chunks_;  // of each segment; empty: not measured
   std::unique_ptr<TritSegments> trits_;                    // null unless scales are shared
   std::span<float> bucket_;
+  Arrive arrive_;
+  mutable uint64_t arrived_ = 0;  // so many of the bucket's first values
 };
 
 Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t> shards) {
@@ -181,7 +208,8 @@ FirstNonFinite HostShardCodec::origin_in(uint32_t i) {
 
 Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
                                               std::span<const uint32_t> finite, uint64_t step,
-                                              std::span<PacketWriter> packets) {
+                                              std::span<PacketWriter> packets,
+                                              const Encoded& encoded) {
   Result<FirstNonFinite> found = measure(shards, finite);
   if (!found.ok() || found.value()) return found;
   const uint32_t own = shards_->rank;
@@ -190,6 +218,9 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
   const bool decodes_at_once =
       decodes &&
       std::ranges::all_of(shards_->segments[own], [&](uint32_t i) { return is_certain(i); });
+  const bool none_can_fail = std::ranges::all_of(shards, [&](uint32_t shard) {
+    return std::ranges::all_of(shards_->segments[shard], [&](uint32_t i) { return is_certain(i); });
+  });
   for (uint32_t shard : shards) {
     for (uint32_t i : shards_->segments[shard]) {
       const Status status =
@@ -204,8 +235,10 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
       }
       return origin;
     }
+    if (none_can_fail) encoded(shard);
   }
   if (decodes && !decodes_at_once) GW_RETURN_IF_ERROR(decode_own(packets[own].packet()));
+  if (!none_can_fail) std::ranges::for_each(shards, encoded);
   return FirstNonFinite();
 }
 

@@ -31,6 +31,10 @@ class ShardCodec {
  public:
   virtual ~ShardCodec() = default;
 
+  // Called before values are touched: see StepEvents::arrive.
+  using Arrive = std::function<uint64_t(uint64_t end)>;
+  // Buckets whose values lie elsewhere at first need it. Call it before begin.
+  virtual void wait_by(Arrive arrive) { (void)arrive; }
   // Begins a step on `bucket`, whose values are read and changed in place until the next begin.
   virtual void begin(std::span<float> bucket) = 0;
 
@@ -43,9 +47,13 @@ class ShardCodec {
   // residual changes, and the first such value is returned. Otherwise, if a codec refuses a value
   // of `shards` (a sum with the residual can overflow), the packets are empty again, the residuals
   // are as Codec::restore leaves them, and that value is returned.
+  //
+  // `encoded` is called for each of `shards`, in this order, as soon as its packet is sure to stay.
+  using Encoded = std::function<void(uint32_t shard)>;
   virtual Result<FirstNonFinite> encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite, uint64_t step,
-                                        std::span<PacketWriter> packets) = 0;
+                                        std::span<PacketWriter> packets,
+                                        const Encoded& encoded) = 0;
   // Adds the values that the packet holds back to the residuals.
   virtual void put_back(uint32_t shard, const Packet& packet) = 0;
 
@@ -70,6 +78,9 @@ class ShardCodec {
   virtual void add_to_residual(uint32_t i, uint64_t first, std::span<const float> values,
                                float factor) = 0;
   virtual void scale_residuals(float factor) = 0;
+  // As in Exchange.
+  [[nodiscard]] virtual uint64_t residual_bytes() const { return 0; }
+  virtual void keep_residuals_in(std::span<std::byte> memory) { (void)memory; }
   // Adds the residual of segment i to the values of the bucket.
   virtual void pay_residual(uint32_t i) = 0;
 

@@ -110,6 +110,26 @@ void Endpoint::set_step(uint32_t shard, uint64_t step) {
                          .layout_digest = digests_[shard]});
 }
 
+void Endpoint::set_events(StepEvents events) {
+  codec_->wait_by(events.arrive);
+  events_ = std::move(events);
+}
+
+void Endpoint::finish_values(uint32_t shard) const {
+  if (!events_.finished) return;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  for (uint32_t i : shards_->segments[shard]) {
+    const Segment& segment = shards_->segment(i);
+    if (segment.bucket_offset != end) {
+      if (end > begin) events_.finished(begin, end - begin);
+      begin = segment.bucket_offset;
+    }
+    end = segment.bucket_offset + segment.n;
+  }
+  if (end > begin) events_.finished(begin, end - begin);
+}
+
 std::vector<OutgoingMessage> Endpoint::take_outgoing() { return std::exchange(outgoing_, {}); }
 
 Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> message) {
@@ -173,32 +193,41 @@ Result<FirstNonFinite> Endpoint::find_non_finite(std::span<const uint32_t> shard
 }
 
 Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
-                                        std::span<const uint32_t> finite) {
+                                        std::span<const uint32_t> finite,
+                                        const ShardCodec::Encoded& each) {
   const Timer timer(stats_.encode_seconds);
   if (const FirstNonFinite known = origins_.known()) return known;
   const uint64_t step = shards.empty() ? step_ : encoded(shards[0]).header.step;
   if (std::ranges::find(shards, ranks_.own()) != shards.end()) examine_residual(ranks_.own());
-  GW_ASSIGN_OR_RETURN(const FirstNonFinite origin, codec_->encode(shards, finite, step, writers_));
-  if (origin) return origins_.in_marker(origin);
-  for (uint32_t shard : shards) {
-    const Packet packet = encoded(shard);
-    const bool pull = owns(shard);
-    // Each peer gets the packet of the segments that no rank owns.
-    const uint64_t copies = shard == ranks_.count() ? ranks_.peers().size() : 1;
-    for (size_t k = 0; k < packet.frames.size(); ++k) {
-      const uint64_t n = copies * packet.frames[k].n;
-      const uint64_t bytes = copies * packet.frames[k].payload.size();
-      const uint32_t segment = shards_->segments[shard][k];
-      TensorTraffic& tensor = traffic_[shards_->segment(segment).tensor];
-      (pull ? tensor.values_pulled : tensor.values_pushed) += n;
-      (pull ? tensor.pull_payload_bytes : tensor.push_payload_bytes) += bytes;
-      (pull ? stats_.values_pulled : stats_.values_pushed) += n;
-      if (!shards_->compressed[segment]) continue;
-      (pull ? stats_.values_pulled_compressed : stats_.values_pushed_compressed) += n;
-      (pull ? stats_.pull_payload_bytes : stats_.push_payload_bytes) += bytes;
-    }
+  double elsewhere = 0;
+  const auto after_shard = [&](uint32_t shard) {
+    count_encoded(shard);
+    const Timer other(elsewhere);
+    if (each) each(shard);
+  };
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite origin,
+                      codec_->encode(shards, finite, step, writers_, after_shard));
+  stats_.encode_seconds -= elsewhere;
+  return origin ? origins_.in_marker(origin) : origin;
+}
+
+void Endpoint::count_encoded(uint32_t shard) {
+  const Packet packet = encoded(shard);
+  const bool pull = owns(shard);
+  // Each peer gets the packet of the segments that no rank owns.
+  const uint64_t copies = shard == ranks_.count() ? ranks_.peers().size() : 1;
+  for (size_t k = 0; k < packet.frames.size(); ++k) {
+    const uint64_t n = copies * packet.frames[k].n;
+    const uint64_t bytes = copies * packet.frames[k].payload.size();
+    const uint32_t segment = shards_->segments[shard][k];
+    TensorTraffic& tensor = traffic_[shards_->segment(segment).tensor];
+    (pull ? tensor.values_pulled : tensor.values_pushed) += n;
+    (pull ? tensor.pull_payload_bytes : tensor.push_payload_bytes) += bytes;
+    (pull ? stats_.values_pulled : stats_.values_pushed) += n;
+    if (!shards_->compressed[segment]) continue;
+    (pull ? stats_.values_pulled_compressed : stats_.values_pushed_compressed) += n;
+    (pull ? stats_.pull_payload_bytes : stats_.push_payload_bytes) += bytes;
   }
-  return origin;
 }
 
 void Endpoint::examine_residual(uint32_t shard) {
@@ -250,7 +279,15 @@ std::span<const std::byte> Endpoint::finish(uint32_t shard, const FirstNonFinite
 void Endpoint::send(uint32_t peer, Direction direction, std::span<const std::byte> packet) {
   (direction == Direction::kPush ? stats_.push_bytes_sent : stats_.pull_bytes_sent) +=
       packet.size();
-  outgoing_.push_back({.peer = peer, .bytes = packet});
+  hand_out({.peer = peer, .bytes = packet});
+}
+
+void Endpoint::hand_out(OutgoingMessage message) {
+  if (events_.send) {
+    events_.send(message);
+  } else {
+    outgoing_.push_back(std::move(message));
+  }
 }
 
 void Endpoint::send_scales(uint32_t peer, Direction direction, std::span<const std::byte> packet) {
@@ -259,8 +296,9 @@ void Endpoint::send_scales(uint32_t peer, Direction direction, std::span<const s
 }
 
 void Endpoint::send(uint32_t peer, Direction direction, const SharedBytes& packet) {
-  send(peer, direction, std::span(*packet));
-  outgoing_.back().keep = packet;
+  (direction == Direction::kPush ? stats_.push_bytes_sent : stats_.pull_bytes_sent) +=
+      packet->size();
+  hand_out({.peer = peer, .bytes = *packet, .keep = packet});
 }
 
 void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {

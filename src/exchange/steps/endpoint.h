@@ -56,6 +56,13 @@ class Endpoint {
   uint32_t add_round(uint64_t max_size);
   [[nodiscard]] uint64_t digest(uint32_t shard) const { return digests_[shard]; }
 
+  void set_events(StepEvents events);
+  // The shard's values hold the result.
+  void finish_values(uint32_t shard) const;
+  // 0 if they lie elsewhere: those that a lone rank has imported, and will pay.
+  [[nodiscard]] uint64_t residual_bytes() const {
+    return ranks_.peers().empty() ? 0 : codec_->residual_bytes();
+  }
   // Begins a step, but sends nothing yet.
   void begin(std::span<float> bucket, uint64_t step);
   // Sets the bucket before the first step.
@@ -76,7 +83,8 @@ class Endpoint {
   // As in ShardCodec; the time is added to the statistics. Where an earlier leg found a value that
   // is not finite, this is returned at once.
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards);
-  Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite);
+  Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
+                                const ShardCodec::Encoded& each = {});
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
                 const ShardCodec::Next& next = {});
   Status decode(uint32_t shard, const Packet& packet, DecodeMode mode,
@@ -114,6 +122,8 @@ class Endpoint {
   Endpoint(const ExchangeSetup& setup, std::string description);
   [[nodiscard]] bool owns(uint32_t shard) const { return shard == ranks_.own(); }
   void examine_residual(uint32_t shard);
+  void count_encoded(uint32_t shard);
+  void hand_out(OutgoingMessage message);
   [[nodiscard]] Status check_frames(const ReceivedPacket& received) const;
 
   std::shared_ptr<const Shards> shards_;
@@ -130,6 +140,7 @@ class Endpoint {
 
   std::span<float> bucket_;
   uint64_t step_ = 0;
+  StepEvents events_;
   std::vector<OutgoingMessage> outgoing_;
   ExchangeStats stats_;
   std::vector<TensorTraffic> traffic_;  // of each tensor

@@ -115,6 +115,10 @@ class HierarchicalExchange final : public Exchange {
   Status import_residual(const ResidualPiece& piece) override {
     return between() ? between()->import_residual(piece) : Status();
   }
+  uint64_t residual_bytes() const override { return between() ? between()->residual_bytes() : 0; }
+  void keep_residuals_in(std::span<std::byte> memory) override {
+    if (between()) between()->keep_residuals_in(memory);
+  }
   const ExchangeStats& stats() const noexcept override { return stats_; }
   const Layout& layout() const noexcept override { return *plan_.layout; }
 

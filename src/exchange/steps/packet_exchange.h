@@ -28,6 +28,10 @@ class PacketExchange : public Interface {
     endpoint_.begin(bucket, step);
     return begin();
   }
+  bool set_events(StepEvents events) final {
+    endpoint_.set_events(std::move(events));
+    return true;
+  }
   std::vector<OutgoingMessage> take_outgoing() final { return endpoint_.take_outgoing(); }
   uint64_t max_message_size() const final { return endpoint_.max_message_size(); }
   Status receive(uint32_t peer, std::span<const std::byte> message) final {
@@ -49,6 +53,10 @@ class PacketExchange : public Interface {
   }
   Status import_residual(const ResidualPiece& piece) final {
     return endpoint_.residuals().import_piece(piece);
+  }
+  uint64_t residual_bytes() const final { return endpoint_.residual_bytes(); }
+  void keep_residuals_in(std::span<std::byte> memory) final {
+    endpoint_.codec().keep_residuals_in(memory);
   }
   const ExchangeStats& stats() const noexcept final { return endpoint_.stats(); }
   const Layout& layout() const noexcept final { return endpoint_.layout(); }

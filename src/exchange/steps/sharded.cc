@@ -1,6 +1,9 @@
 #include "exchange/steps/sharded.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "base/return_if_error.h"
 
@@ -33,13 +36,17 @@ Status ShardedExchange::begin() {
 }
 
 Status ShardedExchange::encode_pushes() {
-  const std::span<const uint32_t> peers = ranks().peers();
-  // A step that will be skipped must not change any residual here, so all shards are checked.
-  GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode(peers, endpoint_.to_check(ranks().everyone())));
-  for (uint32_t peer : peers) {
-    if (!ranks().is_owner(peer)) continue;
+  // Each rank begins with the next one, so that no owner gets the pushes of all at once.
+  std::vector<uint32_t> peers(ranks().peers().begin(), ranks().peers().end());
+  std::ranges::rotate(peers, std::ranges::upper_bound(peers, rank()));
+  const auto send = [&](uint32_t peer) {
+    if (!ranks().is_owner(peer)) return;
     endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
-  }
+  };
+  // A step that will be skipped must not change any residual here, so all shards are checked.
+  GW_ASSIGN_OR_RETURN(non_finite_,
+                      endpoint_.encode(peers, endpoint_.to_check(ranks().everyone()), send));
+  if (non_finite_) std::ranges::for_each(peers, send);
   if (!non_finite_) endpoint_.sample_error_norm();
   return {};
 }
@@ -57,9 +64,13 @@ Status ShardedExchange::take(ReceivedPacket received) {
   }
   if (push) return take_push(std::move(received));
   const Packet& packet = received.packet;
-  if (!packet.non_finite) return endpoint_.decode(peer, packet, DecodeMode::kStore);
-  marked_[peer] = true;
-  endpoint_.mark_non_finite(peer, *packet.non_finite);
+  if (packet.non_finite) {
+    marked_[peer] = true;
+    endpoint_.mark_non_finite(peer, *packet.non_finite);
+  } else {
+    GW_RETURN_IF_ERROR(endpoint_.decode(peer, packet, DecodeMode::kStore));
+  }
+  endpoint_.finish_values(peer);
   return {};
 }
 
@@ -101,6 +112,7 @@ Status ShardedExchange::encode_pull() {
   const std::span<const std::byte> packet = endpoint_.finish(rank(), non_finite_);
   for (uint32_t peer : ranks().peers()) endpoint_.send(peer, Direction::kPull, packet);
   if (non_finite_) endpoint_.mark_non_finite(rank(), *non_finite_);
+  endpoint_.finish_values(rank());
   return {};
 }
 
