@@ -14,7 +14,8 @@ from unittest import mock
 
 import torch
 
-from gradwire.torch import staging
+from gradwire.torch.staging import stage as staging
+from gradwire.torch.staging.copier import Copier
 
 
 class Stream:
@@ -94,7 +95,7 @@ class Streams:
         yield
 
 
-class DelayedCopier(staging.Copier):
+class DelayedCopier(Copier):
     """Copies on the current stream.
 
     Attributes:
@@ -131,7 +132,7 @@ class DelayedStage(staging.CopyStage):
         with mock.patch.object(torch, "get_device_module", return_value=self.streams):
             super().__init__(torch.device("cuda:0"))
         self.devices = None  # the futures of PyTorch know no such device
-        self._copier = self.copier = DelayedCopier(self.streams, seconds_of)
+        self.copier: DelayedCopier = DelayedCopier(self.streams, seconds_of)
 
     @property
     def stream(self) -> Stream:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from gradwire.torch.staging import KERNEL_MODULES
+from gradwire.torch.staging.stage import KERNEL_MODULES
 
 _BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
 

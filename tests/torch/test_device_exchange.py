@@ -21,7 +21,7 @@ from gradwire._core import Exchange, Layout
 from gradwire.torch.buckets import session
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.options import Execution
-from gradwire.torch.staging import CopyStage, KernelStage, kernels_for, stage_for
+from gradwire.torch.staging.stage import CopyStage, KernelStage, kernels_for, stage_for
 from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.
@@ -56,7 +56,7 @@ class World:
         self.layout = Layout(TENSORS, size, codec, **{"min_numel": 64, **options})
         kernels = kernels_for(self.place)
         assert kernels is not None
-        self.stage = KernelStage(self.place, kernels, offload_residuals=offload)
+        self.stage = KernelStage(self.place, kernels, "pinned" if offload else "")
         self.on_device = [rank == 0 or rank + 1 < size for rank in range(size)]
         self.mixed = [
             Exchange(
@@ -160,15 +160,18 @@ def test_offloaded_residuals_are_those_of_the_cpu() -> None:
         world.step(step)
 
 
-def test_the_hook_asks_for_offloaded_residuals() -> None:
+def test_the_hook_asks_for_residuals_in_this_memory() -> None:
     with (
         mock.patch.object(session, "Connection"),
         mock.patch.object(session, "stage_for") as stage,
     ):
-        for offload in (False, True):
-            settings = ExchangeSettings.of(Execution(offload_residuals=offload))
-            session.Session(settings, CPU)
-            assert stage.call_args.args == (CPU, offload, True)
+        for memory in ("", "device", "host", "pinned"):
+            session.Session(ExchangeSettings.of(Execution(memory=memory)), CPU)
+            assert stage.call_args.args == (CPU, memory, True)
+        with pytest.warns(DeprecationWarning, match="write memory='pinned'") as said:
+            session.Session(ExchangeSettings.of(Execution(offload_residuals=True)), CPU)
+        assert stage.call_args.args == (CPU, "pinned", True)
+        assert [warning.filename for warning in said] == [__file__]
 
 
 def test_codecs_by_rule_and_role_and_ranks_without_a_segment() -> None:

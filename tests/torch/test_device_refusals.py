@@ -37,8 +37,9 @@ from gradwire.torch import (
     compress,
     gradwire_hook,
     register_backend,
-    staging,
 )
+from gradwire.torch.staging import stage as staging
+from gradwire.torch.staging.copier import Copier
 from test_odd_parameters import Vanishing
 from ways import fresh_number, integers, mesh_of
 
@@ -273,7 +274,7 @@ def lose_device(way: str) -> str:
     """Rank 0's device vanishes."""
     warnings.simplefilter("ignore")
     model = array_device.to_device(Distances())
-    copier = Vanishing if dist.get_rank() == 0 else staging.Copier
+    copier = Vanishing if dist.get_rank() == 0 else Copier
     trainings: dict[str, Callable[[], None]] = {
         "hook": lambda: hook(model, array_device.new_group(), 40, DEVICE),
         "backend": lambda: over_backend(model, None, 40, DEVICE),

@@ -21,7 +21,9 @@ import array_device
 from array_device import DEVICE, counts
 from cluster import Cluster
 from frozen import INPUTS, Distances, Layer
-from gradwire.torch import GradwireState, gradwire_hook, register_backend, staging
+from gradwire.torch import GradwireState, gradwire_hook, register_backend
+from gradwire.torch.staging import stage as staging
+from gradwire.torch.staging.copier import Copier
 from ways import WAYS, build, fresh_number, integers
 
 STEPS = 6
@@ -37,7 +39,7 @@ def ranks() -> Iterator[Cluster]:
     cluster.close()
 
 
-class Counting(staging.Copier):
+class Counting(Copier):
     """Counts the copies of the staging component."""
 
     def to_host(self, values: torch.Tensor, host: torch.Tensor) -> None:

@@ -29,10 +29,10 @@ from frozen import INPUTS, Distances, Layer
 from gradwire.torch import (
     loopback,
     pulse_loco,
-    staging,
 )
 from gradwire.torch.checkpoint import from_bytes, to_bytes
-from gradwire.torch.staging import pack, unpack
+from gradwire.torch.staging import stage as staging
+from gradwire.torch.staging.moves import pack, unpack
 from ways import WAYS, Way, build, integers
 
 THREE_LC = "3lc:s=1.00,coder=rice"

@@ -64,7 +64,7 @@ def train_scaled_on_device(*arguments: Any) -> scaled_jobs.Scaled:
 
 STATES: list[dict[str, Any]] = [
     {"codec": "3lc:s=1.75"},
-    {"codec": "3lc:s=1.75", "offload_residuals": True},
+    {"codec": "3lc:s=1.75", "memory": "pinned"},
     {"codec": "3lc:s=1.5,coder=none", "pull_codec": "int8"},
     {"codec": "qsgd:bits=3", "seed": 9, "rules": [("conv.*", "topk")]},
 ]

@@ -30,8 +30,9 @@ from gradwire.torch import (
     ShardedOptimizer,
     compress,
     gradwire_hook,
-    staging,
 )
+from gradwire.torch.staging import stage as staging
+from gradwire.torch.staging.copier import Copier
 from ways import build, integers
 
 
@@ -108,7 +109,7 @@ def test_every_door_refuses(cluster: Cluster, kind: str, remedy: str) -> None:
 # A device that vanishes -------------------------------------------------------------------------
 
 
-class Vanishing(staging.Copier):
+class Vanishing(Copier):
     """Copies to the host, so many times."""
 
     left = 4
@@ -129,7 +130,7 @@ def lose_device(way: str) -> str:
         total: torch.Tensor = module(integers(INPUTS, seed=step).to(DEVICE))
         return total
 
-    copier = Vanishing if dist.get_rank() == 0 else staging.Copier
+    copier = Vanishing if dist.get_rank() == 0 else Copier
     with mock.patch.object(staging, "Copier", copier):
         training = build(way, array_device.to_device(Distances()))
         try:

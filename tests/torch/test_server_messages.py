@@ -25,7 +25,7 @@ from gradwire.torch.server.group_options import (
 from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_plan import ServerPlan
 from gradwire.torch.server.server_settings import ServerSettings
-from gradwire.torch.staging import Stage
+from gradwire.torch.staging.stage import Stage
 
 WORKER, SERVER = 0, 2
 

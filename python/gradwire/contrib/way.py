@@ -21,7 +21,7 @@ from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
-from gradwire.torch.staging import checksums_of
+from gradwire.torch.staging.moves import checksums_of
 
 _LOCAL = ("every", "schedule")  # options that make it LocalSteps
 
@@ -134,7 +134,7 @@ class Way:
         for name, parameter in self.model.named_parameters():
             if name in agreed:
                 self._own.append((parameter, parameter.data))
-                parameter.data = agreed[name].to(parameter.dtype)
+                parameter.data = agreed[name].to(parameter.device, parameter.dtype)
 
     def show_own(self) -> None:
         """Takes `show_agreed` back."""

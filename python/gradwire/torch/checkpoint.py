@@ -45,7 +45,7 @@ from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
 from gradwire.errors import warn_deprecated
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
-from gradwire.torch.staging import moved
+from gradwire.torch.staging.moves import moved
 
 FORMAT = 1
 StateDict = dict[str, Any]

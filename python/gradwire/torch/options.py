@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from gradwire._core import spell_out_codec
+from gradwire.errors import warn_deprecated
 from gradwire.local_schedule import Schedule
 from gradwire.option_record import OptionRecord
 
@@ -151,6 +152,9 @@ class Members(OptionRecord):
             )
 
 
+MEMORIES = ("", "device", "host", "pinned")
+
+
 @dataclass(frozen=True)
 class Execution(OptionRecord):
     """How a rank computes. The bytes and the values depend on `seed` alone.
@@ -162,22 +166,39 @@ class Execution(OptionRecord):
         seed: Of the random numbers, for codecs that draw.
         timeout: Seconds to wait for a rank that is connected but silent. A rank that evaluates
             alone between two steps must have finished by then.
-        offload_residuals: Keep the residuals of gradients on a GPU in page-locked memory of the
-            host, which the GPU reads and writes over the bus (3LC, section 3.1). That saves 4
-            (residual=bf16: 2) bytes a value of its own memory.
+        memory: Where residuals lie, and the anchors of LocalSteps, for a model that is not on the
+            CPU: "device", "host", or "pinned", page-locked memory of the host. The bytes that are
+            sent and the results are the same; docs/reference/gpu.md says what each costs. Empty:
+            anchors on the device, residuals where they are encoded.
+        offload_residuals: Deprecated for memory="pinned".
 
     Raises:
-        ValueError: No wait can have this `timeout`.
+        ValueError: No wait can have this `timeout`, `memory` is none of these, or both it and
+            `offload_residuals` are given.
     """
 
     threads: int = 1
     target: str = "auto"
     seed: int = 0
     timeout: float = 600.0
+    memory: str = ""
     offload_residuals: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.offload_residuals:
+            if self.memory:
+                raise ValueError(
+                    f"offload_residuals=True and memory='{self.memory}' are given: leave out the "
+                    "first, which is deprecated"
+                )
+            warn_deprecated("offload_residuals=True", "memory='pinned'", since="0.1", stacklevel=3)
+            object.__setattr__(self, "offload_residuals", False)
+            object.__setattr__(self, "memory", "pinned")
+        if self.memory not in MEMORIES:
+            raise ValueError(
+                f"memory is '{self.memory}'; valid are 'device', 'host' and 'pinned', or nothing"
+            )
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ValueError(f"timeout is {self.timeout}; a positive number of seconds is needed")
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedTensor, local_of
-from gradwire.torch.staging import checksums_of
+from gradwire.torch.staging.moves import checksums_of
 
 
 class ModuleHook:

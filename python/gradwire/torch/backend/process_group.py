@@ -290,7 +290,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         key = op, device, values.dtype, values.numel(), job.raw, number
         if key not in self._buckets:
             settings = self._rules.settings_of(op)
-            bucket = Bucket(job, settings, wire, self._sessions[device].stage.shard_codecs)
+            bucket = Bucket(job, settings, wire, self._sessions[device].stage)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
         return self._buckets[key]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gradwire.torch.network.loopback import group_here
 from gradwire.torch.network.meeting import add_gloo, require_gloo
 from gradwire.torch.parameters import ordinary_tensors, writing_to
-from gradwire.torch.staging import Stage, stage_for
+from gradwire.torch.staging.stage import Stage, stage_for
 
 # Of a call of a group, the first argument is written, and the others are read. These read it, too:
 _READ_FIRST = {"broadcast", "allreduce", "allreduce_coalesced", "reduce", "send"}

@@ -5,9 +5,10 @@ Everything here happens in the communication thread, or while it is idle.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradwire._core import ShardCodecs
 from gradwire.torch.buckets.residuals import Shares
 from gradwire.torch.checkpoint import (
     MemoryOrder,
@@ -28,9 +28,11 @@ from gradwire.torch.checkpoint import (
 )
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.network.engine import Alike, Unused, finish_step
+from gradwire.torch.network.engine import Alike, StepEvents, Unused, finish_step
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import NamedShape, writing_to
+from gradwire.torch.staging.pieces import Arriving
+from gradwire.torch.staging.stage import Stage
 from gradwire.torch.stats import (
     ChosenCodec,
     StepCounters,
@@ -52,6 +54,7 @@ class BucketJob:
     `orders`: of the tensors that do not lie in `values` row-major.
     `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
     step has all buckets. `moment`: says more about the step, equal on all ranks.
+    `arriving`: `values` on their way to the host; None: they are there.
     `alike`: what else must be equal on all ranks in this step; compared when it has changed.
     """
 
@@ -66,11 +69,18 @@ class BucketJob:
     alike: str = ""
     factor: int = 1
     unused: Unused = field(default_factory=Unused)
+    arriving: Arriving | None = None
     loss_scale: float | None = None
     orders: Orders = field(default_factory=dict)
     queued: float = field(default_factory=time.perf_counter)
     hook_seconds: float = 0.0
     hook_cpu_seconds: float = 0.0
+
+    def all_values(self) -> torch.Tensor:
+        """`values`, when all have arrived."""
+        if self.arriving is not None:
+            self.arriving.wait()
+        return self.values
 
 
 class Bucket:
@@ -81,7 +91,7 @@ class Bucket:
         job: BucketJob,
         settings: ExchangeSettings,
         wire: Transport,
-        shard_codecs: ShardCodecs | None,
+        stage: Stage,
     ) -> None:
         self.tensors = job.tensors
         self._orders = job.orders
@@ -91,8 +101,11 @@ class Bucket:
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
         self._shares = Shares(self.layout, settings)
-        self._on_device = shard_codecs is not None
-        self.exchange = settings.make_exchange(self.layout, wire.rank, shard_codecs, job.raw)
+        self._on_device = stage.shard_codecs is not None
+        self.exchange = settings.make_exchange(self.layout, wire.rank, stage.shard_codecs, job.raw)
+        nbytes = self.exchange.residual_bytes
+        self._memory = stage.keep(nbytes) if nbytes else None
+        self._hands = 0  # that have the residuals
         info = settings.info
         self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
         # The last step's tensors that no rank has a gradient of, and their residuals.
@@ -126,8 +139,18 @@ class Bucket:
         `alike`: hears what other ranks say of theirs; its `check` must follow.
         `auto`: tries the codecs among which it chooses on what this rank sends.
         """
-        wide = job.values.float()  # the bucket itself if it is float32
+        with self._residuals_at_hand():
+            self._average(job, wire, alike, auto)
+
+    def _average(
+        self, job: BucketJob, wire: Transport, alike: Alike | None, auto: AutoCodecs | None
+    ) -> None:
+        arriving = job.arriving or Arriving(job.values)
+        is_wide = self.dtype == torch.float32
         unused = job.unused
+        if unused.own or auto is not None or not is_wide:
+            arriving.wait()
+        wide = job.values.float()  # the bucket itself if it is float32
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
         before = residuals_in(self.exchange, self._names(unused.own)) if unused.own else []
@@ -138,10 +161,13 @@ class Bucket:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
+            finish_step(self.exchange, wire, said)
         else:
-            self.exchange.start(wide, job.step)
-        finish_step(self.exchange, wire, said)
+            events = StepEvents(wire, said, arriving, is_wide and job.factor == 1)
+            self.exchange.start(wide, job.step, events)
+            finish_step(self.exchange, wire, said, events.check)
         if self._left_out or unused.own:
+            arriving.take_back()
             self._leave_out(unused.everywhere(), before, wide)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
@@ -152,10 +178,29 @@ class Bucket:
             with writing_to(job.values):
                 job.values.copy_(wide)
 
+    @contextlib.contextmanager
+    def _residuals_at_hand(self) -> Iterator[None]:
+        """Around all that touches the exchange's residuals, which may lie elsewhere."""
+        if self._memory is None or self._hands:
+            yield
+            return
+        with self._memory.at_hand() as memory:
+            self.exchange.keep_residuals_in(memory.numpy())
+            self._hands += 1
+            try:
+                yield
+            finally:
+                self._hands -= 1
+
     def retract(self) -> None:
         """After a step whose result no rank applied: the residuals take back what it sent."""
-        self.exchange.retract()
-        self._restore_kept()
+        with self._residuals_at_hand():
+            self.exchange.retract()
+            self._restore_kept()
+
+    def scale_residuals(self, factor: float) -> None:
+        with self._residuals_at_hand():
+            self.exchange.scale_residuals(factor)
 
     @cached_property
     def _slices(self) -> dict[str, list[slice]]:
@@ -193,11 +238,13 @@ class Bucket:
     @property
     def kept_values(self) -> int:
         """How many values this rank's residuals have."""
-        return sum(residual.values.size for residual in residuals_in(self.exchange))
+        with self._residuals_at_hand():
+            return sum(residual.values.size for residual in residuals_in(self.exchange))
 
     def residuals(self) -> list[Residual]:
         """All of this rank, row-major."""
-        kept = residuals_in(self.exchange)
+        with self._residuals_at_hand():
+            kept = residuals_in(self.exchange)
         return list(reordered(kept, self._orders, MemoryOrder.to_rows))
 
     def adopt(self, residuals: list[Residual]) -> None:
@@ -205,10 +252,11 @@ class Bucket:
         share of what all ranks owe together."""
         if not residuals:
             return  # residuals_in copies all residuals
-        held = residuals_in(self.exchange)
         in_memory = list(reordered(residuals, self._orders, MemoryOrder.from_rows))
-        for residual in self._shares.take(in_memory, held):
-            self.exchange.import_residual(*residual)
+        with self._residuals_at_hand():
+            held = residuals_in(self.exchange)
+            for residual in self._shares.take(in_memory, held):
+                self.exchange.import_residual(*residual)
         for residual in residuals:
             if self._shares.drop(residual, held):
                 warnings.warn(
@@ -275,7 +323,8 @@ class CodecChoice:
         layout = self.settings.bucket_layout(
             job.tensors, wire.world_size, RAW_CODECS[job.values.dtype]
         )
-        self._take(self._auto.prepare(layout, job.values.float().cpu().numpy(), wire))
+        values = job.all_values().float().cpu().numpy()
+        self._take(self._auto.prepare(layout, values, wire))
 
     def load(self, state: StateDict) -> None:
         """Goes on with what a saved state has chosen."""

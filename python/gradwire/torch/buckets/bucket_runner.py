@@ -14,7 +14,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from gradwire._core import ShardCodecs
 from gradwire.torch.buckets.bucket import Bucket, BucketJob, CodecChoice
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
 from gradwire.torch.buckets.residuals import ResidualStore
@@ -34,6 +33,7 @@ from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.engine import Alike, agree, gather
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import all_finite
+from gradwire.torch.staging.stage import Stage
 from gradwire.torch.stats import (
     BucketTiming,
     OutgrownResidual,
@@ -97,9 +97,9 @@ class BucketRunner:
         self,
         settings: ExchangeSettings,
         connection: Connection,
-        shard_codecs: ShardCodecs | None = None,
+        stage: Stage,
     ) -> None:
-        """shard_codecs: of the device that the buckets are on; None: they are on the host."""
+        """stage: of the device that the buckets are on."""
         self._buckets: dict[int, Bucket] = {}
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._done: list[int] = []  # bucket indices of the step under way
@@ -108,7 +108,7 @@ class BucketRunner:
         self.choice = CodecChoice(settings)
         self._wire = connection.wire
         self._name_ranks = connection.name_ranks
-        self._shard_codecs = shard_codecs
+        self._stage = stage
         self._loaded_machines: int | None = None  # ranks_per_machine of the loaded state
         self._has_agreed = False
         self._alike = Alike()
@@ -275,7 +275,7 @@ class BucketRunner:
         self._stale.discard(job.index)
         self.choice.prepare(job, self._wire)
         settings = self.choice.settings
-        bucket = Bucket(job, settings, self._wire, self._shard_codecs)
+        bucket = Bucket(job, settings, self._wire, self._stage)
         agree(bucket.describe(), self._wire)
         if not job.raw:
             warn_of_growing_scales(settings, bucket.layout, self._wire.world_size, self.ledger)
@@ -310,7 +310,7 @@ class BucketRunner:
 
     def scale_residuals(self, bucket: int, factor: float) -> None:
         """Multiplies all residuals of a bucket, which has been averaged."""
-        self._buckets[bucket].exchange.scale_residuals(factor)
+        self._buckets[bucket].scale_residuals(factor)
 
     def skip_last_step(self, why: str) -> None:
         """For a caller that will not apply the result: the sent values go back to the residuals."""

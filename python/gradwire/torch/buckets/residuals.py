@@ -81,7 +81,7 @@ class ResidualStore:
             return
         factor = loss_scale / before
         for bucket in self._buckets.values():
-            bucket.exchange.scale_residuals(factor)
+            bucket.scale_residuals(factor)
         self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
 
 

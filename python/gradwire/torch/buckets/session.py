@@ -25,7 +25,7 @@ from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.network.transport import ABORT_SECONDS, Transport
 from gradwire.torch.parameters import NamedShape, all_finite, ordinary_tensors
-from gradwire.torch.staging import stage_for
+from gradwire.torch.staging.stage import Stage, stage_for
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
@@ -54,11 +54,13 @@ class Session:
         device: torch.device = _CPU,
         where: Where = None,
         board: FailureBoard | None = None,
+        stage: Stage | None = None,
     ) -> None:
         """Makes a Gloo group of its own. Every rank must call this, in the same order.
 
         `device`: the device that the buckets are on. `where`: takes the place of the settings'
-        process group. `board`: of several sessions whose errors have one cause.
+        process group. `board`: of several sessions whose errors have one cause. `stage`: of the
+        buckets; None: that of the device.
         """
         self._connection = Connection(where or settings.process_group, settings.timeout, board)
         # Nothing needs the group from here on, and it may be the owner, which must not be kept.
@@ -66,11 +68,11 @@ class Session:
         self.rank = self._connection.rank
         self.world_size = self._connection.world_size
         takes_kernels = not settings.info["adds_trits"]
-        self.stage = stage_for(device, settings.offload_residuals, takes_kernels)
+        self.stage = stage or stage_for(device, settings.memory, takes_kernels)
         waits_alone = self._connection.wire.waits_alone
         self._thread: CommunicationThread | JobsAtOnce
         self._thread = CommunicationThread() if waits_alone else JobsAtOnce()
-        self.runner = BucketRunner(settings, self._connection, self.stage.shard_codecs)
+        self.runner = BucketRunner(settings, self._connection, self.stage)
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -153,8 +155,9 @@ class Session:
         fetched = self.stage.fetch(job.values)
 
         def work(wire: Transport) -> Averaged:
-            with self.stage.on_host(job.values, fetched) as values:
-                self.runner.run(replace(job, values=values))
+            with self.stage.in_pieces(job.values, fetched) as arriving:
+                values = arriving.values
+                self.runner.run(replace(job, values=values, arriving=arriving))
                 counters = self.runner.ledger.last_step
                 if not counters.skipped and not all_finite(values):
                     self.runner.skip_last_step(
@@ -252,8 +255,8 @@ class Session:
         fetched = self.stage.fetch(job.values)
 
         def work(wire: Transport) -> torch.Tensor:
-            with self.stage.on_host(job.values, fetched) as values:
-                self.runner.run(replace(job, values=values))
+            with self.stage.in_pieces(job.values, fetched) as arriving:
+                self.runner.run(replace(job, values=arriving.values, arriving=arriving))
             return job.values
 
         return work, _describe(job)

@@ -36,7 +36,7 @@ from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
 from gradwire.torch.parameters import NamedShape, local_of, named_parameters
-from gradwire.torch.staging import moved
+from gradwire.torch.staging.moves import moved
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 

@@ -34,7 +34,7 @@ from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedShape, device_of, named_parameters, require_dense
-from gradwire.torch.staging import is_capturing
+from gradwire.torch.staging.stage import is_capturing
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 
@@ -57,8 +57,8 @@ class GradwireState(SessionOwner):
         model.register_comm_hook(state, gradwire_hook)
 
     Every rank must be given the same arguments; the ranks compare what decides about bytes and
-    values before the first exchange. Only threads, target, timeout, offload_residuals, and ON and
-    OFF of overlap may differ.
+    values before the first exchange. Only threads, target, timeout, memory, and ON and OFF of
+    overlap may differ.
 
     A state belongs to the parameters of the first bucket. It goes on where they are put into
     another DistributedDataParallel, and refuses a bucket of others. A copy (`copy.deepcopy`,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import numpy as np
 
@@ -177,15 +178,64 @@ def lacking_in_all(unused: Unused, tensors: int, wire: Transport) -> Unused:
     return Unused(np.flatnonzero(lacking).tolist())
 
 
-def finish_step(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
+class Values(Protocol):
+    """The values of a bucket, which may arrive in pieces (staging.Arriving)."""
+
+    def arrive(self, end: int) -> int: ...
+    def finished(self, begin: int, n: int) -> None: ...
+    def check(self) -> None: ...
+
+
+class StepEvents:
+    """What an exchange calls while it works: sends each message as soon as it is encoded. An error
+    in there is raised by `check`, as none may pass through the exchange."""
+
+    def __init__(
+        self, wire: Transport, said: Sequence[Announcements], values: Values, gives_back: bool
+    ) -> None:
+        """said: goes before the packets. gives_back: results are final when they are there."""
+        self._wire, self._said, self.values = wire, said, values
+        self._gives_back = gives_back
+        self._error: Exception | None = None
+
+    def arrive(self, end: int) -> int:
+        return self.values.arrive(end)
+
+    def send(self, peer: int, message: Bytes) -> None:
+        try:
+            if self._error is None:
+                self.values.check()  # nothing is sent of values that never came
+                _send(self._wire, peer, message, self._said)
+        except Exception as error:
+            self._error = error
+
+    def finished(self, begin: int, n: int) -> None:
+        if self._gives_back:
+            self.values.finished(begin, n)
+
+    def check(self) -> None:
+        """To be called after each call of the exchange."""
+        self.values.check()
+        if self._error is not None:
+            raise self._error
+
+
+def finish_step(
+    exchange: Exchange,
+    wire: Transport,
+    said: Sequence[Announcements],
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Moves the messages of a step that was started, until its bucket holds the result, and `said`
-    has what all ranks announced."""
+    has what all ranks announced. check: of StepEvents."""
+    check()
     limits = {each.kind: each.max_size for each in said}
     limits[Kind.PACKET] = exchange.max_message_size
     _send_all(exchange, wire, said)
     while not exchange.done:
         for peer in exchange.awaiting():
             exchange.receive(peer, _receive_packet(wire, peer, limits, said))
+            check()
             wire.release(peer)
             _send_all(exchange, wire, said)
     wire.flush()
@@ -209,9 +259,13 @@ def _receive_packet(
 
 def _send_all(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
     for peer, message in exchange.outgoing():
-        for each in said:
-            each.tell(wire, peer)
-        wire.send(peer, Kind.PACKET, message)
+        _send(wire, peer, message, said)
+
+
+def _send(wire: Transport, peer: int, message: Bytes, said: Sequence[Announcements]) -> None:
+    for each in said:
+        each.tell(wire, peer)
+    wire.send(peer, Kind.PACKET, message)
 
 
 def receive(wire: Transport, peer: int, expected: Kind, limit: int) -> Bytes:

@@ -18,13 +18,14 @@ from gradwire.torch.checkpoint import Residual, StateDict
 from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.optimizer_list import name_of, parts_of
-from gradwire.torch.optimizers.fragment import Fragment, WeightsWatch, deal_layers
+from gradwire.torch.optimizers.fragment import Fragment, deal_layers
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay, norms_of
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
 from gradwire.torch.optimizers.local_rules import LocalRules, describe_lost_eps
 from gradwire.torch.optimizers.replica import Replica, most_bytes
+from gradwire.torch.optimizers.weights_watch import WeightsWatch
 from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors
-from gradwire.torch.staging import moved, overwrite
+from gradwire.torch.staging.moves import moved, overwrite
 from gradwire.torch.stats import StepCounters
 
 Exchange = Callable[["Peers"], None]
@@ -50,7 +51,8 @@ class Averaging:
         dealt = deal_layers(replica.named, rules.schedule.fragments)
         local = [(name, local_of(parameter)) for name, parameter in replica.named]
         self.fragments = [
-            Fragment(local, places, rules, self.betas, replica.device) for places in dealt
+            Fragment(local, places, rules, self.betas, replica.device, replica.settings.memory)
+            for places in dealt
         ]
         self._weights_watch = WeightsWatch(optimizer, replica.parameters, len(dealt))
         self.steps = self.clock = self.exchanges = 0
@@ -136,6 +138,10 @@ class Averaging:
     def _begin(self, peers: Peers, fragment: Fragment, compares: bool = True) -> None:
         """Begins to average the fragment's changes. If the result before is due in this step, it is
         applied after they are taken, and then they are not lost. compares: see exchange_all."""
+        with fragment.anchors_at_hand(change=False):
+            self._begin_with_anchors(peers, fragment, compares)
+
+    def _begin_with_anchors(self, peers: Peers, fragment: Fragment, compares: bool) -> None:
         fragment.write_changes()
         bucket = fragment.bucket
         none: list[torch.Tensor | None] = [None] * len(fragment.places)

@@ -7,9 +7,9 @@ values that the rank has by then (section 2.3).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,9 @@ from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.replica import ReplicaBucket
-from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors, wide_of
-from gradwire.torch.staging import overwrite
+from gradwire.torch.parameters import NamedTensor, ordinary_tensors, wide_of
+from gradwire.torch.staging.moves import Shelf, overwrite
 from gradwire.torch.stats import StepCounters
-from gradwire.torch.wrapping_optimizer import describe_weights
 
 _NOTES = 3  # values
 EQUALLY_OFTEN = (
@@ -82,8 +81,10 @@ class Fragment:
         rules: LocalRules,
         betas: Sequence[float],
         device: torch.device,
+        memory: str = "",
     ) -> None:
-        """betas: the momentum of each parameter in `named`, to be applied late; empty: none."""
+        """betas: the momentum of each parameter in `named`, to be applied late; empty: none.
+        memory: see options.Execution."""
         mine = [named[place] for place in places]
         self.places = list(places)
         self.parameters = [parameter for _, parameter in mine]
@@ -111,10 +112,18 @@ class Fragment:
             self.momentum = LateMomentum([betas[place] for place in places], self.anchors)
             if rules.schedule.every > 1:
                 self.local = LocalMomentum(self.momentum, self.parameters, self.anchors)
+        self.shelf: Shelf | None = None
+        if memory in ("host", "pinned") and device.type != "cpu":
+            self.shelf = Shelf(self.anchors, memory == "pinned")
         self.steps = 0
         self._used = [False] * len(mine)  # since the last exchange began
         self.flight: Flight | None = None
         self.is_asked = False  # whether a rank said so in the last exchange
+
+    def anchors_at_hand(self, change: bool = True) -> AbstractContextManager[None]:
+        """Around what computes with the anchors, which may lie on the host. change: whether they
+        may change inside."""
+        return nullcontext() if self.shelf is None else self.shelf.at_hand(change)
 
     def check_outer(self) -> None:
         """Raises ValueError unless the outer optimizer's parameters are the anchors."""
@@ -152,10 +161,11 @@ class Fragment:
     @ordinary_tensors()
     def set_anchors(self) -> None:
         """Makes the parameters' values the anchors."""
-        for anchor, parameter in zip(self.anchors, self.parameters, strict=True):
-            anchor.copy_(parameter)
-        if self.local is not None:
-            self.local.restart()
+        with self.anchors_at_hand():
+            for anchor, parameter in zip(self.anchors, self.parameters, strict=True):
+                anchor.copy_(parameter)
+            if self.local is not None:
+                self.local.restart()
 
     @ordinary_tensors()
     def write_changes(self) -> None:
@@ -216,8 +226,11 @@ class Fragment:
         if flight is None or arrived is None or arrived.skipped:
             mix = 0.0
         else:
-            self._step_anchors(flight)
-            self.confirm_gate()
+            with self.anchors_at_hand():
+                self._step_anchors(flight)
+                self.confirm_gate()
+                self.follow_anchors(mix)
+            return
         self.follow_anchors(mix)
 
     def confirm_gate(self) -> None:
@@ -229,8 +242,9 @@ class Fragment:
     def follow_anchors(self, mix: float) -> None:
         """After the anchors changed. mix: as in `apply`."""
         if mix > 0:
-            for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
-                parameter.copy_(torch.lerp(wide_of(parameter), anchor, 1.0 - mix))
+            with self.anchors_at_hand(change=False):
+                for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
+                    parameter.copy_(torch.lerp(wide_of(parameter), anchor, 1.0 - mix))
         else:
             self.go_back()
             self.steps = 0
@@ -238,10 +252,11 @@ class Fragment:
     @ordinary_tensors()
     def go_back(self) -> None:
         """Makes the anchors' values the parameters."""
-        for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
-            parameter.copy_(anchor)
-        if self.local is not None:
-            self.local.restart()
+        with self.anchors_at_hand(change=False):
+            for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
+                parameter.copy_(anchor)
+            if self.local is not None:
+                self.local.restart()
 
     def _step_anchors(self, flight: Flight) -> None:
         averages, unused = flight.bucket.parts, set(flight.unused())
@@ -330,68 +345,9 @@ class Fragment:
     @ordinary_tensors()
     def load_shared_state(self, state: dict[str, Any]) -> None:
         """All of shared_state() but the noise."""
-        overwrite(self.anchors, state["anchors"])
-        if self.outer is not None:
-            self.outer.load_state_dict(state["outer"])
+        with self.anchors_at_hand():
+            overwrite(self.anchors, state["anchors"])
+            if self.outer is not None:  # which brings its state to where its parameters are
+                self.outer.load_state_dict(state["outer"])
         if self.momentum is not None:
             self.momentum.load_state_dict(state["momentum"])
-
-
-_NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long
-
-
-class WeightsWatch:
-    """Looks, in the first steps, for weights in the optimizer's state, which are not exchanged.
-
-    Schedule-free optimizers, Lookahead, averages of weights and master copies of 16-bit weights
-    keep them: each rank would go on with its own, or put them into its model in the end.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], fragments: int
-    ) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
-        # Twice: at the first look, a copy of the parameters may still be just these.
-        self._looks = 2 * fragments
-
-    def look(self, fragments: Sequence[Fragment]) -> None:
-        """After a step with gradients. Raises ValueError for weights in the optimizer's state."""
-        begun = [fragment for fragment in fragments if fragment.steps == 1]
-        if not begun or not self._looks:
-            return
-        self._looks -= 1
-        for fragment in begun:
-            parameters = [self._parameters[place] for place in fragment.places]
-            if key := _find_weights(self._optimizer, parameters, fragment.anchors):
-                raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
-
-
-@ordinary_tensors()
-def _find_weights(
-    optimizer: Optimizer,
-    parameters: Sequence[torch.Tensor],
-    before: Sequence[torch.Tensor],
-) -> str | None:
-    """The entry of the parameters' states that is close to the parameters; None if there is none.
-
-    before: the parameters before the last step. A copy of just these is no weight of the optimizer,
-    nor are the parameters themselves: sharpness-aware minimization has such entries.
-    """
-    distances: defaultdict[str, float] = defaultdict(float)
-    norms: defaultdict[str, float] = defaultdict(float)
-    for parameter, old in zip(parameters, before, strict=True):
-        for key, kept in optimizer.state.get(parameter, {}).items():
-            values = local_of(kept) if isinstance(kept, torch.Tensor) else kept
-            # (States in 8 bits are of classes of their own, which need not know how to compare.)
-            if values.__class__ not in (torch.Tensor, torch.nn.Parameter):
-                continue
-            if values.layout != old.layout or values.shape != old.shape:
-                continue
-            if torch.equal(values.float(), old):
-                continue
-            if values.data_ptr() == local_of(parameter).data_ptr():
-                continue
-            distances[key] += float((values - old).norm()) ** 2
-            norms[key] += float(old.norm()) ** 2
-    near = [key for key in norms if distances[key] <= _NEAR**2 * norms[key]]
-    return next((key for key in near if norms[key] > 0), None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradwire.torch.parameters import ordinary_tensors
-from gradwire.torch.staging import moved
+from gradwire.torch.staging.moves import moved
 
 
 class Gate:

@@ -30,7 +30,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.parameters import ordinary_tensors, wide_of
-from gradwire.torch.staging import overwrite
+from gradwire.torch.staging.moves import overwrite
 
 ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 

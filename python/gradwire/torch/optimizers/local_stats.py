@@ -67,7 +67,12 @@ def summarize(averaging: Averaging, peers: Peers, own_steps: int, left_out: int)
     exchanges = peers.session.stats()
     raw = tuple(tensor for tensor in exchanges.raw_tensors if tensor.name != BESIDE)
     tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
-    exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
+    shelves = [fragment.shelf for fragment in averaging.fragments if fragment.shelf is not None]
+    remarks = exchanges.remarks
+    if shelves:
+        copied = sum(shelf.copied_bytes for shelf in shelves)
+        remarks += (f"anchors are on the host, and {copied:,} bytes of them were copied",)
+    exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors, remarks=remarks)
     return LocalStats(
         averaging.rules.schedule.every,
         tuple(fragment.numel for fragment in averaging.fragments),

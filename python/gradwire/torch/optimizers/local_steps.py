@@ -252,7 +252,7 @@ class LocalSteps(WrappingOptimizer):
             places = zip(names, fragment.parameters, fragment.anchors, strict=True)
             for name, values, anchor in places:
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
-                agreed = anchor.to(values.dtype)
+                agreed = anchor.to(values.device, values.dtype)
                 if name in edited and (fragment.steps > 0 or not torch.equal(values, agreed)):
                     raise RuntimeError(
                         f"{name} was changed between two steps, such as by a cast and back, and "

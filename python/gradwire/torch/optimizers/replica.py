@@ -37,7 +37,7 @@ from gradwire.torch.parameters import (
     tensors_in_common,
 )
 from gradwire.torch.shared_parameters import SharedParameters
-from gradwire.torch.staging import pack, unpack
+from gradwire.torch.staging.moves import pack, unpack
 from gradwire.torch.wrapping_optimizer import DEVICES, step_of_copy
 
 BESIDE = "(statistics of the gradient)"

@@ -17,7 +17,7 @@ from gradwire.errors import keeps_residual
 from gradwire.torch.checkpoint import Residual
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.parameters import all_finite, ordinary_tensors
-from gradwire.torch.staging import moved
+from gradwire.torch.staging.moves import moved
 from gradwire.torch.wrapping_optimizer import OwnUse
 
 # These optimizers step a tensor as a whole, or take sparse gradients.

@@ -9,7 +9,7 @@ Optimizer states exist once in the job: of n values and N ranks, a rank holds th
 n / N values. It also keeps the exact values of its shard (4 n / N bytes), the bucket (4 n bytes)
 and the residuals (4 n bytes); of 16-bit parameters, their float32 values too (4 n bytes). Shard,
 states and residuals are in the host's memory, where the owner steps, whatever device the model is
-on.
+on; Execution(memory=) can put the residuals elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from gradwire.torch.parameters import (
     ordinary_tensors,
     wide_of,
 )
-from gradwire.torch.staging import overwrite, stage_for
+from gradwire.torch.staging.moves import overwrite
+from gradwire.torch.staging.stage import HostedStage, stage_for
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
@@ -127,9 +128,9 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._shard = shard = Shard(optimizer, self._own_use)
         # `update` is the shard's: the session would keep this object alive through its own method.
         replica.settings = replace(replica.settings, update=shard.update)
-        session = self._session = Session(replica.settings)
+        self._stage = stage_for(replica.device, execution.memory, takes_kernels=False)
+        session = self._session = Session(replica.settings, stage=HostedStage(self._stage))
         session.close_with(self)
-        self._stage = stage_for(replica.device, takes_kernels=False)
         self._bucket = ReplicaBucket(replica.named, replica.device)
         self._options = OptionsText()
         name = f"sharded {type(optimizer).__name__}"

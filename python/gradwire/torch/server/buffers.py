@@ -12,7 +12,7 @@ from gradwire.torch.parameters import (
     ordinary_tensors,
     tensors_in_common,
 )
-from gradwire.torch.staging import moved, overwrite, pack, unpack
+from gradwire.torch.staging.moves import moved, overwrite, pack, unpack
 
 
 class ModelBuffers:

@@ -29,7 +29,8 @@ from gradwire.torch.server.group_options import (
 )
 from gradwire.torch.server.server_plan import PartPlan, ServerPlan
 from gradwire.torch.shared_parameters import mark_of
-from gradwire.torch.staging import Stage, moved, overwrite, pack
+from gradwire.torch.staging.moves import moved, overwrite, pack
+from gradwire.torch.staging.stage import Stage
 
 Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
 Values = np.ndarray[Any, np.dtype[np.float32]]

@@ -15,7 +15,7 @@ from gradwire.torch.network.transport import PART_BITS
 from gradwire.torch.parameters import NamedTensor, device_of, name_parameters, shapes_of
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.server_settings import INSTEAD, ServerSettings
-from gradwire.torch.staging import Stage, stage_for
+from gradwire.torch.staging.stage import Stage, stage_for
 
 # Smaller tensors share a message with those that follow on the same server: a message takes about
 # as long as the encoding of so many values.

@@ -86,6 +86,11 @@ class ServerSettings(ExchangeSettings):
     ) -> Self:
         """See ExchangeSettings.of. own: the options that are no other way's."""
         compression.require_sharded()
+        if execution.memory not in ("", "host"):
+            raise ValueError(
+                f"memory='{execution.memory}', but a ServerOptimizer keeps residuals in the host's "
+                "memory: leave out memory"
+            )
         check_members(members, own["pulls"])
         adaptive = partial(is_adaptive, optimizer)
         settings = cls.of(compression, members, execution, adaptive=adaptive)
