@@ -2,12 +2,15 @@
 
     python bench/staging.py [--layer-ms 10] [--delay-ms 5] [--json staging.json]
 
-Two ranks train a model whose backward pass takes `--layer-ms` for each of its layers. The CPU
+Three ranks train a model whose backward pass takes `--layer-ms` for each of its layers. The CPU
 plays a device: values are staged as for a GPU, over streams that are threads. Each copy, each
-encoding and each sending takes `--delay-ms` for the bytes of a layer more than here. The hook has
-a bucket for each layer, LocalSteps one for the model. First the script checks that the parameters
-are the same bits whatever the delays and the overlap are. Times are medians over all steps, of
-blocks that take turns.
+encoding and each sending takes `--delay-ms` for the bytes of a layer more than here. (Half of an
+encoding measures values as they arrive, half of it encodes shard after shard; a link of each rank
+sends one message after the other.) The hook has a bucket for each layer, LocalSteps one for the
+model. In pieces: copies of half a layer, and each packet is sent as soon as it is encoded; whole:
+all of a bucket is copied, then encoded, then sent. First the script checks that the parameters are
+the same bits whatever the delays and the overlap are. Times are medians over all steps, of blocks
+that take turns.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -37,10 +42,10 @@ from gradwire.machine import describe_build, describe_machine
 from gradwire.torch import GradwireState, LocalSteps, Overlap, Schedule, gradwire_hook
 from ranks import join, run_ranks
 
-RANKS, LAYERS, WIDTH = 2, 8, 128
+RANKS, LAYERS, WIDTH = 3, 8, 128
 LAYER_BYTES = 4 * WIDTH * WIDTH
 CODEC = "3lc:s=1.00,coder=rice"
-WARM_UP, BLOCK = 4, 4
+WARM_UP, BLOCK = 4, 3
 # Of copies (each way), encoding and sending, as shares of the delay.
 DELAYS = {
     "none": (0, 0, 0),
@@ -50,6 +55,14 @@ DELAYS = {
     "all": (1, 1, 1),
 }
 WAYS = ("hook", "LocalSteps")
+TRAININGS = tuple((overlap, pieces) for overlap in (True, False) for pieces in (True, False))
+
+
+class Devices(NamedTuple):
+    """Of one rank: its delays, and the stages of its sessions."""
+
+    delays: Delays
+    stages: list[DelayedStage]
 
 
 class Measured(NamedTuple):
@@ -95,15 +108,18 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    kinds = [f"{a}, {b}, ms" for a in ("overlap", "no overlap") for b in ("pieces", "whole")]
     lines = [
-        "| way | delayed | bytes copied | copies | waits | with overlap, ms | without, ms |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| way | delayed | bytes copied | copies | waits | {' | '.join(kinds)} |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
-        on, off = Measured(**row["on"]), Measured(**row["off"])
+        found = [Measured(*row[str(training)]) for training in TRAININGS]
+        on = found[0]
+        times = " | ".join(f"{each.step_ms:.0f}" for each in found)
         lines.append(
             f"| {row['way']} | {row['delayed']} | {on.copied_bytes:,.0f} | {on.copies:g} | "
-            f"{on.waits:g} | {on.step_ms:.0f} | {off.step_ms:.0f} |"
+            f"{on.waits:g} | {times} |"
         )
     return "\n".join(lines)
 
@@ -116,64 +132,150 @@ def measure_all(given: argparse.Namespace) -> list[dict[str, Any]]:
     for way in WAYS:
         for delayed, shares in DELAYS.items():
             delays = [share * given.delay_ms / 1e3 for share in shares]
-            with delayed_engine(*delays) as stages:
-                trainings = {}
-                for name in ("on", "off"):
-                    trainings[name] = Training(way, name == "on", given.layer_ms / 1e3, stages)
+            with delayed_engine(*delays) as devices:
+                trainings = {
+                    kind: Training(way, *kind, given.layer_ms / 1e3, devices) for kind in TRAININGS
+                }
                 for _ in range(given.blocks):
                     for each in trainings.values():
                         each.run(BLOCK)
-                found = {name: each.measured() for name, each in trainings.items()}
-            for name, numbers in found.items():
+                found = {kind: each.measured() for kind, each in trainings.items()}
+            for (overlap, _), numbers in found.items():
                 # (LocalSteps with overlap applies changes a step later, and ends elsewhere.)
-                digests.setdefault(f"{way} {way != 'hook' and name}", set()).add(numbers.digest)
+                key = f"{way} {way != 'hook' and overlap}"
+                digests.setdefault(key, set()).add(numbers.digest)
             rows.append({"way": way, "delayed": delayed})
-            rows[-1] |= {name: numbers._asdict() for name, numbers in found.items()}
+            rows[-1] |= {str(kind): list(numbers) for kind, numbers in found.items()}
     for of, values in digests.items():
         if len(values) != 1:
             raise SystemExit(f"the parameters of {of} depend on the delays, or on the overlap")
     return rows
 
 
-@contextmanager
-def delayed_engine(copy: float, encode: float, send: float) -> Iterator[list[DelayedStage]]:
-    """Inside, sessions work on a delayed device; the list has their stages. Each delay is for the
-    bytes of a layer."""
-    from gradwire.torch.buckets import bucket, session
-    from gradwire.torch.network.engine import finish_step
+class Link:
+    """Sends one message after the other, each in its time."""
 
-    average = bucket.Bucket.average
-    layers = threading.local()  # of the bucket under way
-    stages: list[DelayedStage] = []
+    def __init__(self) -> None:
+        self._queue: Queue[tuple[float, Callable[[], None]]] = Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+        self.drain = self._queue.join
+
+    def send(self, seconds: float, work: Callable[[], None]) -> None:
+        self._queue.put((seconds, work))
+
+    def _run(self) -> None:
+        while True:
+            seconds, work = self._queue.get()
+            time.sleep(seconds)
+            work()
+            self._queue.task_done()
+
+
+class Delays:
+    """Of a rank's engine. `pieces`: see above."""
+
+    def __init__(self, encode: float, send: float) -> None:
+        self.pieces = True
+        self._encode, self._send = encode, send
+        self._links: dict[int, Link] = {}
+        # Of the bucket under way:
+        self.numel = 0
+        self._layers = 0.0
+        self._arrived = 0  # values
+        self._encoded: set[int] = set()  # addresses of packets
+        self._held: list[Callable[[], None]] = []
+
+    def begin(self, values: torch.Tensor) -> None:
+        self.numel = values.numel()
+        self._layers, self._arrived = values.nbytes / LAYER_BYTES, 0
+        self._encoded.clear()
+
+    def arrive(self, arrived: int) -> None:
+        """Half of encoding looks at all values."""
+        new, self._arrived = arrived - self._arrived, arrived
+        time.sleep(self._encode / 2 * 4 * new / LAYER_BYTES)
+
+    def send(self, wire: Any, message: Any, work: Callable[[], None]) -> None:
+        """Half of encoding makes the packets, of which each shard is a part."""
+        address = message.__array_interface__["data"][0]
+        if address not in self._encoded:
+            self._encoded.add(address)
+            time.sleep(self._encode / 2 * self._layers / RANKS)
+        link = self._links.setdefault(id(wire), Link())
+        seconds = self._send * self._layers / (2 * (RANKS - 1))
+        self._held.append(partial(link.send, seconds, work))
+        if self.pieces:
+            self.release()
+
+    def release(self) -> None:
+        for hand_over in self._held:
+            hand_over()
+        self._held.clear()
+
+    def drain(self, wire: Any) -> None:
+        if id(wire) in self._links:
+            self._links[id(wire)].drain()
+
+
+@contextmanager
+def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]:
+    """Inside, sessions work on a delayed device. Each delay is for the bytes of a layer."""
+    from gradwire.torch.buckets import bucket, session
+    from gradwire.torch.network import engine, wire
+    from gradwire.torch.staging import pieces
+
+    average, flush, send_now = bucket.Bucket.average, wire.Wire.flush, engine._send
+    delays = Delays(encode, send)
+    devices = Devices(delays, [])
 
     def stage_for(*_: Any, **__: Any) -> DelayedStage:
-        stages.append(DelayedStage(lambda nbytes: copy * nbytes / LAYER_BYTES))
-        return stages[-1]
+        devices.stages.append(DelayedStage(lambda nbytes: copy * nbytes / LAYER_BYTES))
+        return devices.stages[-1]
 
-    def encode_slowly(self: Any, job: Any, *others: Any) -> None:
-        layers.count = job.values.nbytes / LAYER_BYTES
-        time.sleep(encode * layers.count)
+    def average_slowly(self: Any, job: Any, *others: Any) -> None:
+        delays.begin(job.values)
         average(self, job, *others)
 
-    def send_slowly(*of_step: Any) -> None:
-        time.sleep(send * layers.count)
-        finish_step(*of_step)
+    def send_slowly(to: Any, peer: int, message: Any, said: Any) -> None:
+        delays.send(to, message, lambda: send_now(to, peer, message, said))
+
+    def flush_slowly(self: Any, *of: Any, **named: Any) -> None:
+        delays.drain(self)
+        flush(self, *of, **named)
+
+    class Events(engine.StepEvents):
+        def arrive(self, end: int) -> int:
+            arrived = super().arrive(end if delays.pieces else delays.numel)
+            delays.arrive(arrived)
+            return arrived
+
+        def finished(self, begin: int, n: int) -> None:
+            if delays.pieces:
+                super().finished(begin, n)
+
+        def check(self) -> None:
+            delays.release()
+            super().check()
 
     with (
         mock.patch.object(session, "stage_for", stage_for),
-        mock.patch.object(bucket.Bucket, "average", encode_slowly),
-        mock.patch.object(bucket, "finish_step", send_slowly),
+        mock.patch.object(bucket.Bucket, "average", average_slowly),
+        mock.patch.object(bucket, "StepEvents", Events),
+        mock.patch.object(engine, "_send", send_slowly),
+        mock.patch.object(wire.Wire, "flush", flush_slowly),
+        mock.patch.object(pieces, "PIECE_BYTES", LAYER_BYTES // 2),
     ):
-        yield stages
+        yield devices
 
 
 class Training:
     """A way, its device, and the time of each of its steps."""
 
     def __init__(
-        self, way: str, overlap: bool, layer_seconds: float, stages: list[DelayedStage]
+        self, way: str, overlap: bool, pieces: bool, layer_seconds: float, devices: Devices
     ) -> None:
         torch.manual_seed(0)
+        self._delays, self._pieces = devices.delays, pieces
         self._model = nn.Sequential(*(Layer(layer_seconds) for _ in range(LAYERS)))
         self._seconds: list[float] = []
         self._called: nn.Module = self._model
@@ -191,15 +293,16 @@ class Training:
             schedule = Schedule(delay=1 if overlap else 0)
             self._source = LocalSteps(optimizer, self._model, CODEC, schedule=schedule)
             self._optimizer = self._source
-        self._own_stages = stages
+        self._own_stages = devices.stages
         self.run(WARM_UP)
-        self._own_stages = [stages.pop()]
+        self._own_stages = [devices.stages.pop()]
         (self._stage,) = self._own_stages
         self._seconds.clear()
         self._stage.copier.counts.clear()
         self._stage.stream.waits = 0
 
     def run(self, steps: int) -> None:
+        self._delays.pieces = self._pieces
         for _ in range(steps):
             torch.manual_seed(2 * len(self._seconds) + dist.get_rank())
             inputs = torch.randn(16, WIDTH)
