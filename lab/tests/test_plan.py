@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import cli_runner
 from gradwire import machine
 from gradwire._core import Layout
 from gradwire._core import exchange_cost as core_cost
 from gradwire_lab.cli import plan as plan_command
-from gradwire_lab.plan import assumed, measure
+from gradwire_lab.plan import assumed, measure, recorder
 from gradwire_lab.plan.advise import MARGIN, make_plan
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.costs import Volume, exchange_cost
@@ -606,3 +607,37 @@ def test_work_and_bytes_are_those_that_the_core_states(exchange: str, ranks: int
     assert cost.decoded == pytest.approx(stated["values_decoded"])
     headers = cost.rank_bytes - stated["bytes_sent"]
     assert 0 < headers <= 47 * stated["messages_sent"] + 1e-9
+
+
+def test_ddp_sends_gradients_in_their_own_dtype() -> None:
+    """Of a model in bfloat16 half as many bytes, in buckets of twice as many values; gradwire's
+    codecs send what they do for float32."""
+    wide = profile_of()
+    narrow = replace(wide, layers=tuple(replace(layer, bits=16) for layer in wide.layers))
+    cluster = Cluster(4, 1e8)
+    one, two = (
+        [
+            predict(each, cluster, codec, exchange, cut_buckets(each, 2**40))
+            for codec, exchange in ((DDP, DDP), ("int8", "sharded"))
+        ]
+        for each in (wide, narrow)
+    )
+    assert (one[0].bits, two[0].bits) == (32, 16)
+    assert two[0].sent_bytes == one[0].sent_bytes / 2
+    assert two[0].wire_seconds == pytest.approx(one[0].wire_seconds / 2)
+    assert one[1] == two[1]
+    large = replace(wide, layers=tuple(replace(each, dims=(40_000, 100)) for each in wide.layers))
+    half = replace(large, layers=tuple(replace(each, bits=16) for each in large.layers))
+    assert [len(bucket.layers) for bucket in cut_buckets(large)] == [1, 2, 2, 2, 1]
+    assert [len(bucket.layers) for bucket in cut_buckets(half)] == [1, 4, 3]
+
+
+def test_a_profile_has_the_dtype_of_each_gradient() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16())
+    names = [name for name, _ in model.named_parameters()]
+    marks = {recorder._FORWARD: 1.0, recorder._END: 3.0}
+    marks |= {recorder._GRADIENT + name: 2.0 for name in names}
+    found = recorder.profile_of("m", model, [[marks] * 4])
+    assert {layer.name: layer.bits for layer in found.layers} == {
+        name: 16 if name.startswith("1") else 32 for name in names
+    }

@@ -67,7 +67,7 @@ class Prediction:
 
 
 def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[LayerBucket]:
-    """As DDP cuts float32 gradients after its first step: a bucket is full when it has reached its
+    """As DDP cuts gradients after its first step: a bucket is full when it has reached its
     size. bucket_bytes: DDP's bucket_cap_mb; None: not given, so that the first bucket is small."""
     first, others = (
         (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_bytes is None else 2 * (bucket_bytes,)
@@ -79,7 +79,7 @@ def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Layer
         now += layer.backward_seconds
         layers.append(layer)
         limit = others if buckets else first
-        if 4 * sum(one.numel for one in layers) >= limit or layer is profile.layers[-1]:
+        if sum(one.nbytes for one in layers) >= limit or layer is profile.layers[-1]:
             buckets.append(LayerBucket(tuple(layers), now))
             layers = []
     return buckets
@@ -149,7 +149,7 @@ def predict(
         message_seconds=message_seconds / every,
         exposed_seconds=exposed,
         sent_bytes=sent / every,
-        bits=8 * sum(_bytes(bucket.layers, speed.bits) for bucket in buckets) / profile.numel,
+        bits=8 * sum(_sent_bytes(each.layers, codec, speed) for each in buckets) / profile.numel,
         every=every,
     )
 
@@ -185,7 +185,7 @@ def _wire_seconds(cluster: Cluster, cost: Cost, stack: float, tokens: Tokens, wo
 def _cost(
     bucket: LayerBucket, codec: str, speed: CodecSpeed, cluster: Cluster, exchange: str
 ) -> Cost:
-    pushed = pulled = _bytes(bucket.layers, speed.bits)
+    pushed = pulled = _sent_bytes(bucket.layers, codec, speed)
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
     if exchange in SERVED:
@@ -222,6 +222,13 @@ def _shares(
     for segment in Layout(tensors, ranks + servers, codec, servers=servers).segments:
         bits_of[segment["owner"]] += segment["numel"] * (_RAW_BITS if segment["reason"] else bits)
     return tuple(bits / sum(bits_of) for bits in bits_of[ranks if servers else 0 :])
+
+
+def _sent_bytes(layers: Sequence[Layer], codec: str, speed: CodecSpeed) -> float:
+    """What a rank sends of its gradients: DDP in their dtype, gradwire's codecs in their bits."""
+    if codec == DDP:
+        return sum(layer.nbytes for layer in layers)
+    return _bytes(layers, speed.bits)
 
 
 def _bytes(layers: Sequence[Layer], bits: float) -> float:

@@ -30,15 +30,21 @@ class PlanError(UserError):
 @dataclass(frozen=True)
 class Layer:
     """A parameter. backward_seconds: from the gradient before it (of the first: from the loss) to
-    its own."""
+    its own. bits: of a value of its gradient, as DDP sends it."""
 
     name: str
     dims: tuple[int, ...]
     backward_seconds: float
+    bits: int = 32
 
     @property
     def numel(self) -> int:
         return prod(self.dims)
+
+    @property
+    def nbytes(self) -> float:
+        """Of its gradient in memory."""
+        return self.numel * self.bits / 8
 
     @property
     def goes_raw(self) -> bool:

@@ -114,13 +114,15 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
     if not together:
         raise PlanError(f"a profile needs more than {LEFT_OUT} steps")
     middle = {mark: median(step[mark] for step in together) for mark in together[-1]}
-    dims = {n: tuple(p.shape) for n, p in named_parameters(model) if p.requires_grad}
+    trained = {n: p for n, p in named_parameters(model) if p.requires_grad}
+    dims = {n: tuple(p.shape) for n, p in trained.items()}
+    bits = {n: 8 * p.element_size() for n, p in trained.items()}
     if missing := [n for n in dims if _GRADIENT + n not in middle]:
         raise PlanError(f"no gradient came for {', '.join(missing)}")
     layers, before = [], middle[_FORWARD]
     for layer in sorted(dims, key=lambda n: middle[_GRADIENT + n]):
         come = max(before, middle[_GRADIENT + layer])
-        layers.append(Layer(layer, dims[layer], come - before))
+        layers.append(Layer(layer, dims[layer], come - before, bits[layer]))
         before = come
     return Profile(
         model=name,
