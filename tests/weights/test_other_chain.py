@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch.distributed as dist
+from torch import nn
 
 from gradwire.torch import GroupFolder, loopback
-from gradwire.weights import ConflictError, Publisher, StaleBaseError, Subscriber, fold
+from gradwire.weights import ConflictError, Publisher, StaleBaseError, Subscriber, diff, fold
+from gradwire.weights.target import Target
 from states import assert_same, state_of
 
 State = dict[str, Any]
@@ -180,3 +182,37 @@ def test_files_of_an_earlier_run_follow_a_group(tmp_path: Path) -> None:
         loopback.run(2, job(first))
         found = safetensors.torch.load_file(tmp_path / "model.safetensors")
         assert_same(found, state_of(first))
+
+
+def test_a_model_without_the_version_in_use_is_noticed(tmp_path: Path) -> None:
+    """After a restart `local` may be at the newest version, and the model as it was made."""
+    store, local = tmp_path / "store", tmp_path / "local"
+    trained = nn.Linear(4, 4)
+    Publisher(store).publish(trained)
+    first = Subscriber(store, local=local)
+    first.fetch()
+    first.apply_()
+    for target in (nn.Linear(4, 4), dict(nn.Linear(4, 4).state_dict())):
+        subscriber = Subscriber(store, local=local)
+        assert subscriber.fetch() is None
+        with pytest.raises(StaleBaseError, match="is not the one of version 1"):
+            subscriber.apply_(target)
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert diff(trained, target) == diff(trained, trained)
+        assert subscriber.fetch() is None
+        assert subscriber.apply_(target).version == 1
+        with pytest.raises(StaleBaseError):
+            subscriber.apply_(nn.Linear(4, 4))
+
+
+def test_a_model_that_has_the_version_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(4, 4)
+    Publisher(tmp_path).publish(model)
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(model)
+    monkeypatch.setattr(Target, "check", lambda *_: pytest.fail("it was read"))
+    assert subscriber.apply_(model).version == 1

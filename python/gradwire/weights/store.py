@@ -141,10 +141,8 @@ class Store:
             DamagedVersionError: No way leads there without what is damaged.
         """
         damage: dict[str, DamagedVersionError] = {}
-        if current is not None and current == to:
-            here = self.manifest(label_of(to))
-            if here is not None:
-                return here.unchanged()
+        if current is not None and current == to and (here := self.unchanged(to)) is not None:
+            return here
         while True:
             path = self._path(self.newest() if to is None else to, current, damage)
             update: Update | None = None
@@ -157,6 +155,11 @@ class Store:
             else:
                 assert update is not None
                 return update
+
+    def unchanged(self, version: int) -> Update | None:
+        """Says what the tensors of a version are; None: it is not there."""
+        found = self.manifest(label_of(version))
+        return None if found is None else found.unchanged()
 
     def way_to(self, version: int, current: int | None) -> list[str] | None:
         """The labels of the smallest way to a version; None: there is none."""

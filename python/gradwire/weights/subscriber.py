@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,7 @@ class Subscriber:
         self._version = version if self._local is None else self._local.version
         self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None
+        self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
         self._replaced = 0  # as the store counts it
 
     @property
@@ -136,7 +138,8 @@ class Subscriber:
         """Makes the fetched version the one in use: in the model in place, then in `local`.
 
         All is checked before anything is written. Where writing fails nevertheless, the subscriber
-        has no version, and the next fetch takes a full one.
+        has no version, and the next fetch takes a full one. Without a fetched version it compares
+        a model that is new here, or a dictionary, with the version in use.
 
         Args:
             target: A model with state_dict(), or a dictionary of arrays or tensors, in which
@@ -147,6 +150,8 @@ class Subscriber:
                 was changed; the next fetch takes a full version.
         """
         update, self._pending = self._pending, None
+        if update is None and target is not None and self._model() is not target:
+            update = self._store.unchanged(self._version or 0)
         if update is None:
             return Applied(self._version, 0.0)
         if target is None and self._local is None:
@@ -163,8 +168,10 @@ class Subscriber:
             tensors.write(update)
         seconds = time.perf_counter() - started
         self._version = None
-        if self._local is not None:
+        if self._local is not None and update.base != update.version:
             self._local.apply(update)
+        if target is not None:
+            self._model = _reference(target)
         self._version, self._is_claim = update.version, False
         return Applied(update.version, seconds)
 
@@ -196,3 +203,10 @@ class Subscriber:
                 self._is_claim, self._pending = False, None
                 return
         self._pending = update
+
+
+def _reference(target: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(target)
+    except TypeError:  # a dictionary
+        return lambda: None
