@@ -158,3 +158,21 @@ def test_nested_tensors_are_refused(tmp_path: Path) -> None:
     ragged = [torch.ones(2), torch.ones(3)]
     with pytest.raises(WeightsError, match="'x' is nested"):
         Publisher(tmp_path).publish({"x": torch.nested.nested_tensor(ragged, layout=torch.jagged)})
+
+
+@pytest.mark.parametrize("name", ["", "__metadata__", 1, None])
+def test_names_that_no_file_can_hold_are_refused(name: Any, tmp_path: Path) -> None:
+    said = f"{name!r} cannot be the name of a tensor"
+    state = {name: torch.ones(1)}
+    for rename in (None, lambda _: name):
+        with pytest.raises(WeightsError, match=said):
+            Publisher(tmp_path, rename=rename).publish(state if rename is None else {"a": ones()})
+    with pytest.raises(WeightsError, match=said):
+        diff({}, state)
+    with pytest.raises(WeightsError, match=said):
+        patch(state, diff({}, {"a": ones()}))
+    assert list(state) == [name]
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(1)

@@ -168,7 +168,7 @@ def views_of(state: Any, rename: Callable[[str], str] = str) -> dict[str, View]:
     """
     found: dict[str, View] = {}
     for own_name, values in tensors_of(state).items():
-        name = rename(own_name)
+        name = _checked_name(own_name, rename)
         view = _view(name, values)
         if view is None:
             continue
@@ -176,6 +176,16 @@ def views_of(state: Any, rename: Callable[[str], str] = str) -> dict[str, View]:
             raise WeightsError(f"two tensors have the name {view.key!r}; rename= gave it to both")
         found[view.key] = view
     return found
+
+
+def _checked_name(own: Any, rename: Callable[[str], str]) -> str:
+    name = rename(own) if isinstance(own, str) else own
+    if not isinstance(name, str) or name in ("", "__metadata__"):
+        raise WeightsError(
+            f"{name!r} cannot be the name of a tensor: names are texts, not empty, and "
+            "'__metadata__' is what .safetensors files call something else"
+        )
+    return name
 
 
 def converted(view: View, dtype: str | None) -> View:
