@@ -260,10 +260,10 @@ TEST(DeltaPlacesTest, DensitiesMayDifferInARun) {
 
 // 520 changes, 513 of them far: these have four runs of 192 bits, of which the last is empty.
 TEST(DeltaPlacesTest, RunsMayBeEmpty) {
-  constexpr size_t kChanges = 520;
-  const Bytes before(2 * 5 * kChanges);
+  constexpr size_t kChanged = 520;
+  const Bytes before(2 * 5 * kChanged);
   Bytes after = before;
-  for (size_t i = 0; i < kChanges; ++i) after[10 * i] = static_cast<std::byte>(i < 7 ? 1 : 9);
+  for (size_t i = 0; i < kChanged; ++i) after[10 * i] = static_cast<std::byte>(i < 7 ? 1 : 9);
   for (const std::string_view target : simd_targets()) {
     SCOPED_TRACE(std::string(target));
     Execution execution = make_execution(target);
