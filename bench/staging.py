@@ -201,9 +201,10 @@ class Delays:
         if address not in self._encoded:
             self._encoded.add(address)
             time.sleep(self._encode / 2 * self._layers / RANKS)
-        link = self._links.setdefault(id(wire), Link())
+        if id(wire) not in self._links:
+            self._links[id(wire)] = Link()
         seconds = self._send * self._layers / (2 * (RANKS - 1))
-        self._held.append(partial(link.send, seconds, work))
+        self._held.append(partial(self._links[id(wire)].send, seconds, work))
         if self.pieces:
             self.release()
 
