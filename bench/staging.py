@@ -118,8 +118,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         on = found[0]
         times = " | ".join(f"{each.step_ms:.0f}" for each in found)
         lines.append(
-            f"| {row['way']} | {row['delayed']} | {on.copied_bytes:,.0f} | {on.copies:g} | "
-            f"{on.waits:g} | {times} |"
+            f"| {row['way']} | {row['delayed']} | {on.copied_bytes:,.0f} | {on.copies:.3g} | "
+            f"{on.waits:.3g} | {times} |"
         )
     return "\n".join(lines)
 
