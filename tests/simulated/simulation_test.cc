@@ -288,7 +288,7 @@ TEST(Simulation, ABucketWaitsForItsGradientsAndForTheBucketBefore) {
   EXPECT_NEAR(with_buckets({0, 1}), 1 + alone, 1e-9) << "the first bucket is hidden";
   const double together = with_buckets({0, 0});
   EXPECT_GT(together, 1.5 * alone);
-  EXPECT_LE(together, 2 * alone + 1e-9);
+  EXPECT_LE(together, 2.05 * alone) << "pushes of two buckets may meet at an owner";
   EXPECT_NEAR(with_buckets({1, 1}), 1 + together, 1e-9);
 }
 
