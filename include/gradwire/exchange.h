@@ -27,8 +27,8 @@ struct OutgoingMessage {
 // What an engine does while an exchange works, so that copying, encoding and sending overlap. Each
 // is called inside start and receive, in their thread; an empty function is not called.
 struct StepEvents {
-  // Called before the exchange touches any of the bucket's first `end` values, unless they are known
-  // to have arrived. Waits for them, and returns how many of the first values have arrived.
+  // Called before the exchange touches any of the bucket's first `end` values, unless they are
+  // known to have arrived. Waits for them, and returns how many of the first values have arrived.
   std::function<uint64_t(uint64_t end)> arrive = {};
   // Takes a message that is ready to be sent, in the place of take_outgoing.
   std::function<void(const OutgoingMessage& message)> send = {};

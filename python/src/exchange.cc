@@ -252,10 +252,11 @@ void PyExchange::set_events(nb::object events) {
     return;
   }
   const bool overlaps = exchange_->set_events(
-      {.arrive = [this](uint64_t end) {
-         const GilHeld held;
-         return nb::cast<uint64_t>(events_.attr("arrive")(end));
-       },
+      {.arrive =
+           [this](uint64_t end) {
+             const GilHeld held;
+             return nb::cast<uint64_t>(events_.attr("arrive")(end));
+           },
        .send =
            [this](const OutgoingMessage& message) {
              const GilHeld held;
@@ -306,12 +307,13 @@ void bind_exchange(nb::module_& module) {
                   "Its pull alone: all ranks, the owner included, end with the values that are "
                   "decoded from the owner's packet.")
       .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
-      .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
-           nb::arg("events") = nb::none(),
-           "Begins a step: encodes the pushes. bucket: float32 [layout.numel], which changes until "
-           "done. events: its arrive(end) waits for the bucket's first `end` values and returns how "
-           "many are there; send(peer, message) takes what outgoing() would give, as soon as it is "
-           "encoded; finished(begin, n) hears of values that hold the result. They raise nothing.")
+      .def(
+          "start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
+          nb::arg("events") = nb::none(),
+          "Begins a step: encodes the pushes. bucket: float32 [layout.numel], which changes until "
+          "done. events: its arrive(end) waits for the bucket's first `end` values and returns how "
+          "many are there; send(peer, message) takes what outgoing() would give, as soon as it is "
+          "encoded; finished(begin, n) hears of values that hold the result. They raise nothing.")
       .def("start_on_device", &PyExchange::start_on_device, nb::arg("address"), nb::arg("numel"),
            nb::arg("step"),
            "The same for an exchange with shard_codecs: the address of the bucket on the device, "

@@ -88,9 +88,9 @@ class PyExchange {
   // Keeps the memory alive.
   void keep_residuals_in(NumpyArray<uint8_t> memory) {
     if (memory.size() != exchange_->residual_bytes()) {
-      raise(StatusCode::kLengthMismatch,
-            "the memory has " + std::to_string(memory.size()) + " bytes, the residuals have " +
-                std::to_string(exchange_->residual_bytes()));
+      raise(StatusCode::kLengthMismatch, "the memory has " + std::to_string(memory.size()) +
+                                             " bytes, the residuals have " +
+                                             std::to_string(exchange_->residual_bytes()));
     }
     exchange_->keep_residuals_in(std::as_writable_bytes(std::span(memory.data(), memory.size())));
     residuals_ = std::move(memory);
@@ -159,7 +159,7 @@ class PyExchange {
   FloatOutput bucket_;  // kept alive while the exchange works in it
   nb::object events_;   // of the step under way
   std::optional<NumpyArray<uint8_t>> residuals_;
-  std::mutex mutex_;    // two threads could call it while the GIL is released
+  std::mutex mutex_;  // two threads could call it while the GIL is released
 };
 
 // Slots of PyExchange and its subclasses, by which the garbage collector sees the callback.
