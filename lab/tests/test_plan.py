@@ -228,7 +228,7 @@ def test_uneven_shares_are_predicted(exchange: str, ranks: int, per_machine: int
         assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "shares are uneven"
     whole = simulated.seconds + profile.rest_seconds
     # Pulls of small shards delay the pushes of the largest.
-    within = 0.2 if (exchange, per_machine) == ("sharded", 4) else 0.1
+    within = 0.25 if (exchange, per_machine) == ("sharded", 4) else 0.1
     assert predicted.seconds == pytest.approx(whole, rel=within)
 
 

@@ -379,16 +379,13 @@ def test_a_file_that_goes_to_stdout_goes_there_alone(tmp_path: Path) -> None:
         assert b"x.npy" in done.stderr
 
 
-def test_the_output_may_be_the_input(tmp_path: Path) -> None:
+def test_the_output_is_never_the_input(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", gradient(100))
-    whole = (tmp_path / "x.npy").read_bytes()
     path = tmp_path / "x.npy"
-    assert f"{path} exists" in refusal("compress", path, "-c", "raw", "-o", path)
-    assert path.read_bytes() == whole
-    assert run("compress", path, "-c", "raw", "-o", path, "--force").code == 0
-    assert "cannot read it as .npy" in refusal("compress", path, "-c", "raw", "--force")
-    assert run("decompress", path, "-o", path, "--force").code == 0
-    assert path.read_bytes() == whole
+    whole = path.read_bytes()
+    for more in ((), ("--force",)):
+        assert f"{path} is an input" in refusal("compress", path, "-c", "raw", "-o", path, *more)
+        assert path.read_bytes() == whole
 
 
 def test_names_are_never_paths(tmp_path: Path) -> None:
