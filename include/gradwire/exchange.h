@@ -122,6 +122,7 @@ class GRADWIRE_EXPORT Exchange {
   virtual Status start(std::span<float> bucket, uint64_t step) = 0;
   // Sets what is called from the next start on. false: this exchange calls nothing, and needs a
   // bucket whose values have all arrived.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual bool set_events(StepEvents) { return false; }
   // Hands out the messages that are ready to be sent, each once.
   virtual std::vector<OutgoingMessage> take_outgoing() = 0;

@@ -34,6 +34,7 @@ class ShardCodec {
   // Called before values are touched: see StepEvents::arrive.
   using Arrive = std::function<uint64_t(uint64_t end)>;
   // Buckets whose values lie elsewhere at first need it. Call it before begin.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual void wait_by(Arrive arrive) { (void)arrive; }
   // Begins a step on `bucket`, whose values are read and changed in place until the next begin.
   virtual void begin(std::span<float> bucket) = 0;

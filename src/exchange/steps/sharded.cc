@@ -38,7 +38,7 @@ Status ShardedExchange::begin() {
 Status ShardedExchange::encode_pushes() {
   // Each rank begins with the next one, so that no owner gets the pushes of all at once.
   std::vector<uint32_t> peers(ranks().peers().begin(), ranks().peers().end());
-  std::ranges::rotate(peers, std::ranges::upper_bound(peers, rank()));
+  std::rotate(peers.begin(), std::upper_bound(peers.begin(), peers.end(), rank()), peers.end());
   const auto send = [&](uint32_t peer) {
     if (!ranks().is_owner(peer)) return;
     endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
