@@ -40,39 +40,36 @@ def fit(
             `allreduce_seconds`. HOOK: gives `exchange_seconds`. LOCAL: of LocalSteps, `every` steps
             in each turn; gives `local`.
     """
-    buckets = cut_buckets(profile)
     if DDP in taken:
-        target = profile.compute_seconds + _added(taken, DDP)
-
-        def with_ddp(seconds: float) -> Profile:
-            return replace(profile, transport=replace(profile.transport, allreduce_seconds=seconds))
-
-        seconds = _solve(
-            lambda x: predict(with_ddp(x), cluster, DDP, DDP, buckets).seconds,
-            target,
-            profile.transport.allreduce_seconds,
-        )
-        profile = with_ddp(seconds)
+        profile = _fit_transport(profile, cluster, (DDP, DDP), taken[DDP], taken[ALONE])
     if HOOK in taken:
-        target = profile.compute_seconds + _added(taken, HOOK)
-
-        def with_hook(seconds: float) -> Profile:
-            return replace(profile, transport=replace(profile.transport, exchange_seconds=seconds))
-
-        seconds = _solve(
-            lambda x: predict(with_hook(x), cluster, codec, SHARDED, buckets).seconds,
-            target,
-            profile.transport.exchange_seconds,
-        )
-        profile = with_hook(seconds)
+        profile = _fit_transport(profile, cluster, (codec, SHARDED), taken[HOOK], taken[ALONE])
     if LOCAL in taken:
         profile = _fit_local(profile, cluster, codec, taken, Schedule(every))
     return profile
 
 
-def _added(taken: Mapping[str, Sequence[float]], way: str) -> float:
-    """By how much steps are longer than those that exchange nothing."""
-    return max(0.0, median(taken[way]) - median(taken[ALONE]))
+def _fit_transport(
+    profile: Profile,
+    cluster: Cluster,
+    way: tuple[str, str],
+    taken: Sequence[float],
+    alone: Sequence[float],
+) -> Profile:
+    """With the cost by which steps are longer than those that exchange nothing. way: codec and
+    exchange."""
+    codec, exchange = way
+    cost = "allreduce_seconds" if codec == DDP else "exchange_seconds"
+    buckets = cut_buckets(profile)
+    target = profile.compute_seconds + max(0.0, median(taken) - median(alone))
+
+    def with_cost(seconds: float) -> Profile:
+        return replace(profile, transport=replace(profile.transport, **{cost: seconds}))
+
+    def predicted(seconds: float) -> float:
+        return predict(with_cost(seconds), cluster, codec, exchange, buckets).seconds
+
+    return with_cost(_solve(predicted, target, getattr(profile.transport, cost)))
 
 
 def _solve(predicted: Callable[[float], float], target: float, least: float) -> float:
