@@ -29,6 +29,8 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
+from cluster import Cluster
+
 NAME = "arraydevice"
 DEVICE = f"{NAME}:0"
 GROUP = "array_group"
@@ -200,6 +202,14 @@ def _operation(name: str) -> Callable[..., Any]:
 
 
 _library: torch.library.Library | None = None
+
+
+def cluster_of(world_size: int) -> Iterator[Cluster]:
+    """A cluster whose ranks know the device; for a fixture."""
+    cluster = Cluster(world_size)
+    cluster.run(world_size, install)
+    yield cluster
+    cluster.close()
 
 
 def install() -> None:

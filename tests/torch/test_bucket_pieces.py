@@ -28,10 +28,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    cluster = Cluster(2)
-    cluster.run(2, array_device.install)
-    yield cluster
-    cluster.close()
+    yield from array_device.cluster_of(2)
 
 
 def train(codec: str, dtype: torch.dtype, piece_bytes: int) -> tuple[list[Any], int, int]:

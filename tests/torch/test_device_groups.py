@@ -28,10 +28,7 @@ ALL = 1 << 40  # values: nothing is compressed
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    cluster = Cluster(4)
-    cluster.run(4, array_device.install)
-    yield cluster
-    cluster.close()
+    yield from array_device.cluster_of(4)
 
 
 # FSDP2 ------------------------------------------------------------------------------------------

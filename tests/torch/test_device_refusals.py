@@ -49,10 +49,7 @@ Group = dist.ProcessGroup | None
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    cluster = Cluster(2)
-    cluster.run(2, array_device.install)
-    yield cluster
-    cluster.close()
+    yield from array_device.cluster_of(2)
 
 
 def sgd(model: nn.Module) -> SGD:

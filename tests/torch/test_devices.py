@@ -44,10 +44,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    cluster = Cluster(3)
-    cluster.run(3, array_device.install)
-    yield cluster
-    cluster.close()
+    yield from array_device.cluster_of(3)
 
 
 def make_model(device: str, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -37,10 +37,7 @@ LOCAL = [
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Cluster]:
-    cluster = Cluster(2)
-    cluster.run(2, array_device.install)
-    yield cluster
-    cluster.close()
+    yield from array_device.cluster_of(2)
 
 
 def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
