@@ -96,9 +96,8 @@ class Target:
                     f"{list(entry.whole or entry.shape)}, the model {self._describe(entry)}; make "
                     "the model that this version is of"
                 )
-            if entry.key not in self._views and held[entry.name] != prod(entry.whole) * bool(
-                entry.at
-            ):
+            whole = prod(entry.whole) if entry.at else 0
+            if entry.key not in self._views and held[entry.name] != whole:
                 raise WeightsError(
                     f"tensor {entry.name!r}: version {update.version} has {held[entry.name]} of "
                     f"its {prod(entry.whole)} elements; let all ranks publish theirs, or receive "
