@@ -172,7 +172,10 @@ class HostedStage(Stage):
 
     def __init__(self, other: Stage) -> None:
         super().__init__()
-        self.keep = other.keep  # type: ignore[method-assign]
+        self._other = other
+
+    def keep(self, nbytes: int) -> KeptBytes | None:
+        return self._other.keep(nbytes)
 
 
 class KernelStage(_Streaming):
