@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from faults import FAULTS, Fault
+from faults import BY_NAME, FAULTS, Fault
 from judge import Outcome, Seen, blamed, find_problems, resumes_exactly
 
 WAYS = {
@@ -48,10 +48,23 @@ NOT_NOTICED = {
 _OF_GRADWIRE = ("Peer", "Damaged", "Expelled", "Store", "Gradwire")
 _BEGIN, _END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 _NOT_RUN = "not run"
+Rows = dict[tuple[str, str], str]
 
 
 def write_tables(results: Path, page: Path) -> None:
-    replace_tables(page, make_tables(results))
+    """Ways that have no results in the folder keep the rows that they have in the page."""
+    replace_tables(page, make_tables(results, read_rows(page.read_text())))
+
+
+def read_rows(page: str) -> Rows:
+    """The rows of the page's tables by the section, "" before the first one, and the way."""
+    rows, section = {}, ""
+    for line in page.partition(_BEGIN)[2].partition(_END)[0].splitlines():
+        if line.startswith("### "):
+            section = line.removeprefix("### ")
+        elif line.startswith("| "):
+            rows[section, line.split(" | ")[0].removeprefix("| ")] = line
+    return rows
 
 
 def replace_tables(page: Path, tables: str) -> None:
@@ -62,15 +75,21 @@ def replace_tables(page: Path, tables: str) -> None:
     page.write_text(before + _BEGIN + "\n" + tables + "\n" + _END + after)
 
 
-def make_tables(results: Path) -> str:
+def make_tables(results: Path, before: Rows) -> str:
+    """before: rows of ways that have no results."""
     outcomes = read_outcomes(results)
-    sections = [_overview(outcomes)]
-    for fault in FAULTS:
-        sections.append(_section(fault, outcomes))
+    ways = {way for way, _ in outcomes}
+    rows = {key: row for key, row in before.items() if key[1] not in {WAYS[way] for way in ways}}
+    for way in ways:
+        rows["", WAYS[way]] = _overview_row(way, outcomes)
+    for (way, fault), outcome in outcomes.items():
+        rows[fault, WAYS[way]] = _row([WAYS[way], *_details(outcome, BY_NAME[fault])])
+    head = ["", *(f"[{fault.name}](#{fault.name})" for fault in FAULTS)]
+    sections = [_table(head, _rows_of("", rows)), *(_section(fault, rows) for fault in FAULTS)]
     missing = [
-        f"{WAYS[way]} ({', '.join(absent)})"
-        for way in WAYS
-        if (absent := [f.name for f in FAULTS if (way, f.name) not in outcomes])
+        f"{words} ({', '.join(absent)})"
+        for words in WAYS.values()
+        if (absent := [f.name for f in FAULTS if (f.name, words) not in rows])
     ]
     absent_cells = f"Not run: {'; '.join(missing)}." if missing else "Every cell was run."
     sections.append(_wrap(absent_cells))
@@ -96,13 +115,16 @@ def model_without_fault(results: Path, way: str) -> str:
     return digest
 
 
-def _overview(outcomes: dict[tuple[str, str], Outcome]) -> str:
-    head = [f"[{fault.name}](#{fault.name})" for fault in FAULTS]
-    lines = [_row(["", *head]), _row(["---"] * (len(head) + 1))]
-    for way, words in WAYS.items():
-        cells = [_brief(outcomes.get((way, fault.name)), fault) for fault in FAULTS]
-        lines.append(_row([words, *cells]))
-    return "\n".join(lines)
+def _overview_row(way: str, outcomes: dict[tuple[str, str], Outcome]) -> str:
+    return _row([WAYS[way], *(_brief(outcomes.get((way, f.name)), f) for f in FAULTS)])
+
+
+def _rows_of(section: str, rows: Rows) -> list[str]:
+    return [rows[section, words] for words in WAYS.values() if (section, words) in rows]
+
+
+def _table(head: list[str], rows: list[str]) -> str:
+    return "\n".join([_row(head), _row(["---"] * len(head)), *rows])
 
 
 def _brief(outcome: Outcome | None, fault: Fault) -> str:
@@ -120,23 +142,13 @@ def _brief(outcome: Outcome | None, fault: Fault) -> str:
     return f"stops, {_seconds(others)}"
 
 
-def _section(fault: Fault, outcomes: dict[tuple[str, str], Outcome]) -> str:
+def _section(fault: Fault, rows: Rows) -> str:
     words = fault.words[0].upper() + fault.words[1:]
-    rows = [
-        _row([WAYS[way], *_details(outcome, fault)])
-        for way in WAYS
-        if (outcome := outcomes.get((way, fault.name))) is not None
-    ]
-    head = [
-        _row(
-            ["way", "the other ranks", "after", "exit", "the victim", "after", "exit", "the model"]
-        ),
-        _row(["---"] * 8),
-    ]
-    return "\n".join(
-        [f"### {fault.name}", "", _wrap(f"{words}. Right is: {fault.must.value}."), ""]
-        + (head + rows if rows else [f"{_NOT_RUN.capitalize()}."])
-    )
+    head = ["way", "the other ranks", "after", "exit", "the victim", "after", "exit", "the model"]
+    own = _rows_of(fault.name, rows)
+    table = _table(head, own) if own else f"{_NOT_RUN.capitalize()}."
+    must = _wrap(f"{words}. Right is: {fault.must.value}.")
+    return "\n".join([f"### {fault.name}", "", must, "", table])
 
 
 def _details(outcome: Outcome, fault: Fault) -> list[str]:

@@ -7,7 +7,8 @@
 
 Each cell, a way with a fault, gets a file WAY/FAULT.json; a cell that has one is not run again. The
 files of the last run of a cell, among them what each rank printed, are in WAY/FAULT/. --table only
-writes the tables from the files, between the marks of the page.
+writes the tables from the files, between the marks of the page; ways without files keep the rows
+that the page has.
 
 run_store_faults.py does so with stores of weights.
 

@@ -127,6 +127,12 @@ def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path) -> None:
     assert page.read_text() == first
     assert first.startswith("before\n")
     assert first.endswith("after\n")
+    write_tables(tmp_path / "nowhere", page)  # ways without results keep their rows
+    assert page.read_text() == first
+    row = next(line for line in first.splitlines() if line.startswith(f"| {WAYS[WAY]} | stops"))
+    page.write_text(first.replace(row, row.replace("1.2 s", "9.9 s")))
+    write_tables(tmp_path, page)
+    assert page.read_text() == first
 
 
 def test_a_checkpoint_that_is_cut_off_is_found(tmp_path: Path) -> None:
