@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from gradwire.torch.weight_keeper import (
     Answer,
     Keeper,
     Link,
+    Question,
     join_keeper,
 )
 from gradwire.weights.errors import WeightsError
@@ -143,7 +143,7 @@ class GroupFolder(Folder):
         pieces = []
         while True:
             most = PIECE_BYTES if end is None else min(PIECE_BYTES, end - begin)
-            pieces.append(self._ask({"read": name, "begin": begin, "end": begin + most}))
+            pieces.append(self._ask(Question.READ, name, begin, begin + most))
             begin += len(pieces[-1])
             if len(pieces[-1]) < most or begin == end:
                 return b"".join(pieces)
@@ -152,14 +152,14 @@ class GroupFolder(Folder):
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
         if self._may_write and self._keeper is None:
-            self._ask({"write": name, "only_new": only_new}, pieces)
+            self._ask(Question.WRITE, name, only_new, pieces=pieces)
         else:
             self._files_here("publish").write(name, pieces, only_new)
 
     def names(self) -> list[str]:
         if self._keeper is not None:
             return self._keeper.files.names()
-        return list(parse_json(self._ask({"names": True}), 1))
+        return list(parse_json(self._ask(Question.NAMES), 1))
 
     def remove(self, name: str) -> None:
         self._files_here("prune").remove(name)
@@ -200,9 +200,14 @@ class GroupFolder(Folder):
         else:
             self._end()
 
-    def _ask(self, wanted: dict[str, Any], pieces: Iterable[bytes | memoryview] = ()) -> bytes:
+    def _ask(
+        self,
+        question: Question,
+        *arguments: str | int,
+        pieces: Iterable[bytes | memoryview] = (),
+    ) -> bytes:
         """The answer to a question. pieces: of a file, which go before it."""
-        question = np.frombuffer(json.dumps(wanted).encode(), np.uint8)
+        asked = np.frombuffer(json.dumps(arguments).encode(), np.uint8)
         limits = {Kind.ANSWER: max(PIECE_BYTES, TEXT_BYTES)}
         with self._asking:
             if self._error is not None:
@@ -213,23 +218,22 @@ class GroupFolder(Folder):
                 for piece in _cut(pieces):
                     self._wire.send(self._source, Kind.PUT, piece)
                     self._wire.flush()
-                self._wire.send(self._source, Kind.ASK, question)
+                self._wire.send(self._source, Kind.ASK, asked, question)
                 self._wire.flush()
                 answer = self._wire.receive(self._source, limits)
                 data = answer.payload.tobytes()
                 self._wire.release(self._source)
             except LostError as lost:
-                doing = "publishing weights" if "write" in wanted else "fetching weights"
-                self._error = self._described(lost, doing)
+                doing = "publishing" if question is Question.WRITE else "fetching"
+                self._error = self._described(lost, f"{doing} weights")
                 raise self._error from lost
             except CommunicationError as error:
                 self._error = error
                 raise
-        name = wanted.get("read") or wanted.get("write")
         if answer.part == Answer.NOT_FOUND:
-            raise FileNotFoundError(f"{self.place}: {name}")
+            raise FileNotFoundError(f"{self.place}: {arguments[0]}")
         if answer.part == Answer.IS_THERE:
-            raise FileExistsError(f"{self.place}: {name}")
+            raise FileExistsError(f"{self.place}: {arguments[0]}")
         if answer.part == Answer.FAILED:
             raise OSError(f"{self.place}: {data.decode()}")
         return data

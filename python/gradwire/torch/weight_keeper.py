@@ -42,6 +42,14 @@ _PLACE, _JOIN, _DONE = "gradwire/weights/", "join", "done/{}"
 _LOOK_SECONDS = 0.2  # between two looks for who joins
 
 
+class Question(IntEnum):
+    """What is wanted of the folder: the `part` of an ASK, whose JSON has the arguments."""
+
+    READ = 0  # a file's name, from which byte, to which
+    WRITE = 1  # a file's name, whether it must be new; its bytes were PUT before
+    NAMES = 2
+
+
 class Answer(IntEnum):
     """What became of a question: the `part` of its answer."""
 
@@ -156,15 +164,16 @@ class Keeper:
         self.left.put(link)
 
     def _answer(self, link: Link, message: Received) -> None:
-        wanted, part = parse_json(message.payload.tobytes(), 1), Answer.FOUND
+        arguments, part = parse_json(message.payload.tobytes(), 1), Answer.FOUND
         data = b""
         try:
-            if "names" in wanted:
-                data = json.dumps(self.files.names()).encode()
-            elif "write" in wanted and link.is_source:
-                self._write(link, **wanted)
-            else:
-                data = self._read(**wanted)
+            match Question(message.part):
+                case Question.READ:
+                    data = self._read(*arguments)
+                case Question.WRITE:
+                    self._write(link, *arguments)
+                case Question.NAMES:
+                    data = json.dumps(self.files.names()).encode()
         except FileNotFoundError:
             part = Answer.NOT_FOUND
         except FileExistsError:
@@ -175,16 +184,16 @@ class Keeper:
             link.wire.flush(link.peer)  # it has the last answer, or it would not ask
             link.wire.send(link.peer, Kind.ANSWER, np.frombuffer(data, np.uint8), part)
 
-    def _read(self, read: str, begin: int, end: int) -> bytes:
-        if os.path.basename(read) != read or not 0 <= begin <= end <= begin + PIECE_BYTES:
-            raise ValueError(f"it asks for {read!r}, {begin} to {end}")
-        return self.files.read(read, begin, end)
+    def _read(self, name: str, begin: int, end: int) -> bytes:
+        if os.path.basename(name) != name or not 0 <= begin <= end <= begin + PIECE_BYTES:
+            raise ValueError(f"it asks for {name!r}, {begin} to {end}")
+        return self.files.read(name, begin, end)
 
-    def _write(self, link: Link, write: str, only_new: bool) -> None:
+    def _write(self, link: Link, name: str, only_new: bool) -> None:
         pieces, link.pieces = link.pieces, []
-        if os.path.basename(write) != write:
-            raise ValueError(f"it writes {write!r}")
-        self.files.write(write, pieces, only_new)
+        if os.path.basename(name) != name or not link.is_source:
+            raise ValueError(f"it writes {name!r}")
+        self.files.write(name, pieces, only_new)
 
 
 class Admission:
