@@ -15,8 +15,9 @@ from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
 from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
 from gradwire.weights.folder import Folder, local_path
-from gradwire.weights.manifest import Manifest, Part, Writer, label_of, part_name
+from gradwire.weights.manifest import Manifest, Writer, label_of
 from gradwire.weights.store import Store, wait_for
+from gradwire.weights.team import Team
 from gradwire.weights.tensors import (
     Bytes,
     View,
@@ -26,7 +27,7 @@ from gradwire.weights.tensors import (
     tied_names,
     views_of,
 )
-from gradwire.weights.update import Entry, Update, check_parts, read_head, write_update
+from gradwire.weights.update import Entry, Update, check_parts, write_update
 
 _LATE = 10.0  # seconds that a part of an earlier version may be late
 _SHOWN = 3  # names of tensors in an error
@@ -98,7 +99,6 @@ class Publisher:
             )
         self._late = min(patience, _LATE)
         self._store = Store(store, self._late, threads)
-        self._patience = patience
         self._base = base
         self._anchor_every = anchor_every
         self._dtype = None if dtype is None else dtype_named(dtype)
@@ -107,10 +107,10 @@ class Publisher:
         self._names = rename if isinstance(rename, Mapping) else {}
         self._unmatched: list[str] = []  # of these names: no tensors of this rank have them
         self._rename = _renaming(rename)
-        self._rank, self._ranks, self._threads = rank, ranks, threads
+        self._threads = threads
         self._writer = Writer.here(run)
+        self._team = Team(self._store, self._writer, rank, ranks, patience)
         self._opened = False
-        self._calls = 0  # of publish(): ranks must not take a part of an attempt that has failed
         self._version, self._token = 0, ""  # of who wrote it
         self._pending = 0  # a version whose part is there, and perhaps its manifest
         self._copies: dict[str, Bytes] = {}  # the bytes of the version, by key
@@ -132,12 +132,19 @@ class Publisher:
             OSError: The store cannot be written. If the version does not exist then, the next one
                 is published in full.
         """
+        self._team.attempt += 1
+        try:
+            return self._publish(state, anchor)
+        except BaseException as error:
+            self._team.tell_failure(error)
+            raise
+
+    def _publish(self, state: Any, anchor: bool) -> Published:
         started = time.perf_counter()
-        self._calls += 1
         own = tensors_of(state)
         views = views_of(own, self._rename)
         self._unmatched = [name for name in self._names if name not in own]
-        if self._ranks == 1:  # with several ranks, others may have them: _commit looks
+        if self._team.ranks == 1:  # with several ranks, others may have them: _commit looks
             self._refuse_names(self._unmatched, own)
         if not self._opened:
             self._open(views)
@@ -148,7 +155,7 @@ class Publisher:
         update = self._encode(views, version)
         labels = {label_of(version): update}
         wanted = anchor or (self._anchor_every > 0 and version % self._anchor_every == 0)
-        if wanted and (update.base is not None or self._ranks > 1):  # as all ranks decide
+        if wanted and (update.base is not None or self._team.ranks > 1):  # as all ranks decide
             labels[label_of(version, is_anchor=True)] = self._full(update)
         for label, content in labels.items():
             self._write_part(label, content)
@@ -158,7 +165,7 @@ class Publisher:
         manifest = self._commit(label, version, bool(anchors))
         self._version, self._is_sound, self._token = version, True, self._writer.token
         anchor_bytes = sum(self._commit(one, version, False).size for one in anchors)
-        if self._rank == 0:
+        if self._team.rank == 0:
             self._store.write_hint(version)
         whole = Update(version, None, dict(manifest.entries))
         share = whole.changed / max(whole.numel, 1)
@@ -260,18 +267,17 @@ class Publisher:
         return full
 
     def _write_part(self, label: str, update: Update) -> None:
-        self._store.folder.write(self._part(label, self._rank), write_update(update))
-
-    def _part(self, label: str, rank: int) -> str:
-        return part_name(label, f"{self._writer.token}-{self._calls}", rank, self._ranks)
+        self._store.folder.write(self._team.part(label, self._team.rank), write_update(update))
 
     def _commit(self, label: str, version: int, has_anchor: bool) -> Manifest:
-        if self._rank > 0:
-            return self._await_manifest(label, is_anchor=label != label_of(version))
-        found = [self._await_part(label, rank) for rank in range(self._ranks)]
+        if self._team.rank > 0:
+            manifest = self._team.await_manifest(label, version)
+            self._refuse_others(version)
+            return manifest
+        found = [self._team.await_part(label, rank) for rank in range(self._team.ranks)]
         merged = Update(version, None).merge(update for update, _ in found)
         check_parts(merged.entries.values())
-        if self._ranks > 1:
+        if self._team.ranks > 1:
             published = {entry.name for entry in merged.entries.values()}
             absent = [name for name in self._unmatched if self._names[name] not in published]
             self._refuse_names(absent, published)
@@ -290,40 +296,6 @@ class Publisher:
         except FileExistsError:
             self._refuse_others(version)
         return manifest
-
-    def _await_part(self, label: str, rank: int) -> tuple[Update, Part]:
-        name = self._part(label, rank)
-
-        def look() -> tuple[Update, Part] | None:
-            try:
-                update, size = read_head(self._store.folder.read, name)
-            except FileNotFoundError:
-                return None
-            return update, Part(name, size)
-
-        found = wait_for(look, self._patience)
-        if found is None:
-            raise WeightsError(
-                f"{label}: rank {rank} of {self._ranks} has not written its part in "
-                f"{self._patience:g} s; the version was not published. Look for that rank's "
-                "error, or give a larger patience="
-            )
-        return found
-
-    def _await_manifest(self, label: str, is_anchor: bool) -> Manifest:
-        def look() -> Manifest | None:
-            found = self._store.reread(label)
-            is_own = found is not None and found.writer.token == self._writer.token
-            return found if is_own or not is_anchor else None  # one may be left of another version
-
-        found = wait_for(look, self._patience)
-        if found is None:
-            raise WeightsError(
-                f"{label}: rank 0 has not committed it in {self._patience:g} s. Look for "
-                "that rank's error, or give a larger patience="
-            )
-        self._refuse_others(found.version)
-        return found
 
     def _refuse_names(self, absent: Sequence[str], present: Iterable[str]) -> None:
         """Raises WeightsError if names of `rename` are of no tensor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
@@ -263,5 +264,14 @@ def wait_for(look: Callable[[], _T | None], seconds: float) -> _T | None:
     """What `look` finds, as soon as it finds something; None: it has found nothing in time."""
     end = time.monotonic() + seconds
     while (found := look()) is None and time.monotonic() < end:
-        time.sleep(_PAUSE)
+        _pause()
     return found
+
+
+def _pause() -> None:
+    """Lets the others write what is missing. They may be ranks of this process, which wait until
+    this one does."""
+    loopback = sys.modules.get("gradwire.torch.network.loopback")
+    if loopback is not None:
+        loopback.let_others_run()
+    time.sleep(_PAUSE)

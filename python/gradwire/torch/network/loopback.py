@@ -73,6 +73,14 @@ def run(world_size: int, function: Callable[[int], T]) -> list[T]:
         sys.excepthook = hook  # init_process_group puts its own before it
 
 
+def let_others_run() -> None:
+    """In the thread of a rank of `run`: the others run, each until it waits."""
+    ranks = getattr(_here, "ranks", None)
+    if ranks is not None:
+        looks = itertools.count()
+        ranks.wait(lambda: next(looks))  # not at the first look
+
+
 class _Ranks:
     """The threads, of which one has the baton."""
 
