@@ -290,23 +290,6 @@ def test_published_dtype_and_names(store: Place) -> None:
     assert found.share_changed == 0
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
-)
-def test_published_values_are_cast(store: Place, dtype: torch.dtype) -> None:
-    """As `to` casts them: NaN, infinities, -0, denormals, and values beyond the largest."""
-    special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e-7, 500.0, 7e4, 3.4e38])
-    publisher = Publisher(store, dtype=dtype)
-    subscriber = Subscriber(store)
-    target: State = {}
-    for scale in (1.0, 1.5):
-        master = {"w": torch.cat([special, torch.linspace(-3, 3, 500) * scale]), "n": torch.ones(2)}
-        publisher.publish(master)
-        subscriber.fetch()
-        subscriber.apply_(target)
-        assert_same(target, {name: values.to(dtype) for name, values in master.items()})
-
-
 def test_a_name_given_twice_is_refused(store: Place) -> None:
     with pytest.raises(WeightsError, match=r"two tensors have the name 'x'"):
         Publisher(store, rename={"y": "x"}).publish({"x": torch.ones(1), "y": torch.ones(1)})
@@ -442,7 +425,7 @@ def test_a_rank_without_others_gives_up(store: Place) -> None:
     with pytest.raises(WeightsError, match=r"rank 1 of 2 has not written its part in 0.1 s"):
         publisher.publish(state_of(1))
     with pytest.raises(WeightsError, match=r"v000001: rank 0 has not committed it in 0.1 s"):
-        Publisher(store, rank=1, ranks=2, run="job", patience=0.1).publish({"x": torch.ones(1)})
+        Publisher(store, rank=1, ranks=2, run="one", patience=0.1).publish({"x": torch.ones(1)})
     assert Subscriber(store).fetch() is None
     with pytest.raises(WeightsError, match="rank 1 of 2"):  # not with the part of the first attempt
         publisher.publish(state_of(1))
@@ -454,7 +437,7 @@ def test_a_rank_without_others_gives_up(store: Place) -> None:
         ({"rank": 2, "ranks": 2, "run": "x"}, "rank 2 of 2 ranks"),
         ({"rank": 0, "ranks": 2}, "2 ranks need run="),
         ({"dtype": "float7"}, "dtype float7 is not supported"),
-        ({"dtype": "int8"}, "floats are published as floats"),
+        ({"dtype": "int8"}, "floats are published as one of"),
     ],
 )
 def test_options_are_checked(options: State, message: str, tmp_path: Path) -> None:

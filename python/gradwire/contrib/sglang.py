@@ -20,9 +20,10 @@ from gradwire.container import Tensor
 from gradwire.errors import missing
 from gradwire.files import replace_file
 from gradwire.tensor_files import header_of, order_in_file
+from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.errors import WeightsError
-from gradwire.weights.tensors import View, converted, dtype_named, tied_names, views_of
+from gradwire.weights.tensors import View, tied_names, views_of
 
 try:
     import zstandard
@@ -60,7 +61,7 @@ class WeightFolders:
     ) -> None:
         self.version = 0
         self._path = Path(path)
-        self._dtype = None if dtype is None else dtype_named(dtype)
+        self._dtype = None if dtype is None else target_named(dtype)
         self._rename = rename
         there = sorted(self._path.glob("weight_v*"))
         if there:
@@ -87,12 +88,13 @@ class WeightFolders:
             WeightsError: A tensor is not in the checkpoint, or has another shape or dtype there.
         """
         views = views_of(state, self._rename)
+        require_fit(views.values(), self._dtype)
         tied = dict(tied_names(views))
         news = {}
         for name, view in views.items():
             if name in tied and name not in self._base:
                 continue
-            news[name] = self._checked(converted(view, self._dtype)).read()
+            news[name] = self._checked(cast(view, self._dtype)).read()
         version, tensors, checksums = self.version + 1, [], {}
         for name, new in news.items():
             base = self._base[name].read()

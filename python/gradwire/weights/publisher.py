@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
 from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
@@ -21,8 +22,6 @@ from gradwire.weights.team import Team
 from gradwire.weights.tensors import (
     Bytes,
     View,
-    converted,
-    dtype_named,
     tensors_of,
     tied_names,
     views_of,
@@ -101,9 +100,7 @@ class Publisher:
         self._store = Store(store, self._late, threads)
         self._base = base
         self._anchor_every = anchor_every
-        self._dtype = None if dtype is None else dtype_named(dtype)
-        if self._dtype is not None and not self._dtype.startswith(("F", "BF")):
-            raise WeightsError(f"dtype={dtype}: floats are published as floats, such as bfloat16")
+        self._dtype = None if dtype is None else target_named(dtype)
         self._names = rename if isinstance(rename, Mapping) else {}
         self._unmatched: list[str] = []  # of these names: no tensors of this rank have them
         self._rename = _renaming(rename)
@@ -146,6 +143,7 @@ class Publisher:
         self._unmatched = [name for name in self._names if name not in own]
         if self._team.ranks == 1:  # with several ranks, others may have them: _commit looks
             self._refuse_names(self._unmatched, own)
+        require_fit(views.values(), self._dtype)
         if not self._opened:
             self._open(views)
         self._settle()
@@ -240,9 +238,9 @@ class Publisher:
         tied = dict(tied_names(views))
         for key, view in views.items():
             if key in tied:
-                update.add(tied_entry(converted(view, self._dtype), tied[key]))
+                update.add(tied_entry(cast(view, self._dtype), tied[key]))
                 continue
-            view = converted(view, self._dtype)
+            view = cast(view, self._dtype)
             before, copy = entries.get(key), copies.get(key)
             fits = before is not None and (before.dtype, before.shape) == (view.dtype, view.shape)
             if copy is not None and before is not None and fits:

@@ -33,8 +33,7 @@ _NAMES = {
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float8_e8m0fnu": "F8_E8M0",
 }
-_PROGRAMS = {dtype: name for name, dtype in _NAMES.items()}
-FLOATS = {"F64", "F32", "F16", "BF16"}  # what `dtype=` converts
+PROGRAMS = {dtype: name for name, dtype in _NAMES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,20 +187,6 @@ def _checked_name(own: Any, rename: Callable[[str], str]) -> str:
     return name
 
 
-def converted(view: View, dtype: str | None) -> View:
-    """The view, or a copy of it with this safetensors dtype if it is of floats."""
-    if dtype is None or view.dtype == dtype or view.dtype not in FLOATS:
-        return view
-    values = view.values
-    if not is_torch(values) and dtype in FLOATS - {"BF16"}:
-        values = values.astype(_PROGRAMS[dtype])
-    else:
-        torch = _torch(f"dtype={_PROGRAMS[dtype]!r}")
-        values = values if is_torch(values) else torch.from_numpy(np.ascontiguousarray(values))
-        values = values.to(getattr(torch, _PROGRAMS[dtype]))
-    return View(view.name, dtype, view.shape, values, view.at, view.whole)
-
-
 def dtype_named(dtype: Any) -> str:
     """The safetensors dtype of a NumPy or PyTorch dtype, or of its name."""
     text = str(dtype).removeprefix("torch.")
@@ -215,13 +200,13 @@ def dtype_named(dtype: Any) -> str:
 
 def make_values(dtype: str, shape: tuple[int, ...], use_torch: bool) -> Any:
     """A new tensor of zeros: of PyTorch where `use_torch` says so or NumPy has no such dtype."""
-    program = _PROGRAMS.get(dtype)
+    program = PROGRAMS.get(dtype)
     if program is None:
         raise WeightsError(f"a tensor of {dtype} can be in a file only")
     if not use_torch:
         with suppress(TypeError):
             return np.zeros(shape, program)
-    torch = _torch(f"a tensor of {program}")
+    torch = require_torch(f"a tensor of {program}")
     return torch.zeros(shape, dtype=getattr(torch, program), device="cpu")
 
 
@@ -232,7 +217,7 @@ def typed_values(dtype: str, data: Bytes, use_torch: bool) -> Any:
         View("", dtype, tuple(typed.shape), typed).write(data)
         return typed
     try:
-        return data.view(_PROGRAMS.get(dtype, ""))
+        return data.view(PROGRAMS.get(dtype, ""))
     except TypeError:
         return data.view(f"u{max(SAFETENSORS_BITS[dtype] // 8, 1)}")
 
@@ -288,11 +273,21 @@ def _view(name: str, values: Any) -> View | None:
         values = values.detach()
         if values.is_nested:
             raise WeightsError(f"tensor {name!r} is nested: publish its values() and offsets()")
+        if _is_made_of_tensors(values):
+            raise WeightsError(
+                f"tensor {name!r} is a {type(values).__name__}, which is made of other tensors: "
+                "publish these"
+            )
         if values.is_meta or values.is_sparse or values.is_quantized:
             raise WeightsError(
                 f"tensor {name!r} has no plain values: it is {values.dtype}, {values.layout}, on "
                 f"{values.device}"
             )
+    elif isinstance(values, np.ma.MaskedArray):
+        raise WeightsError(
+            f"tensor {name!r} is a masked array, and a mask cannot be published: give its "
+            "filled(), or its data and its mask as two tensors"
+        )
     elif hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
         values = np.asarray(values) if hasattr(values, "__array__") else np.from_dlpack(values)
     else:
@@ -316,6 +311,13 @@ def _view(name: str, values: Any) -> View | None:
             f"{list(whole)}"
         )
     return view
+
+
+def _is_made_of_tensors(values: Any) -> bool:
+    from torch.masked import MaskedTensor
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return isinstance(values, MaskedTensor) or is_traceable_wrapper_subclass(values)
 
 
 def _shard_of(name: str, values: Any) -> tuple[Any, Place, tuple[int, ...]] | None:
@@ -350,7 +352,7 @@ def _address(values: Any) -> int:
     return values.data_ptr() or id(values)  # some devices have no addresses
 
 
-def _torch(what: str) -> Any:
+def require_torch(what: str) -> Any:
     try:
         import torch
     except ImportError:
