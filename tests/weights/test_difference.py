@@ -211,14 +211,6 @@ def test_tied_tensors_travel_once() -> None:
     assert_same(apart, new)
 
 
-def test_tensors_that_are_tied_only_here_are_refused() -> None:
-    old, new = state_of(0), state_of(1)
-    old["head"] = old["weight"]
-    new["head"] = state_of(2)["weight"]
-    with pytest.raises(WeightsError, match=r"'head' and 'weight' are one memory here"):
-        patch(old, diff({**old, "head": old["weight"].clone()}, new))
-
-
 def test_a_model_is_patched_in_place() -> None:
     model = torch.nn.Linear(30, 20).bfloat16()
     later = torch.nn.Linear(30, 20).bfloat16()

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gradwire import GradwireError, _core
 from gradwire.weights.errors import DamagedVersionError, StaleBaseError, WeightsError
 from gradwire.weights.tensors import (
     Bytes,
+    Place,
     View,
     is_torch,
     make_values,
@@ -27,7 +28,8 @@ Track = Callable[[Sequence[Any]], Iterator[Any]]  # passes a list on, and shows 
 
 
 class Target:
-    """Tensors that updates change in place. Those of a dictionary may appear and vanish, too.
+    """Tensors that updates change in place. Those of a dictionary may appear and vanish, too, but
+    not where it is of a model's own tensors: the model would keep the old ones.
 
     make: the value that a dictionary gets for a new tensor; None: an array or tensor of zeros.
     remedy: what to do if these are not the tensors of an update's base.
@@ -42,11 +44,13 @@ class Target:
     ) -> None:
         self._owner = owner
         self._views = views_of(owner)
-        self._open = owner if isinstance(owner, MutableMapping) else None
+        self._open = owner if _is_open(owner) else None
         self._threads, self._remedy = threads, remedy
         # New tensors are as the others are; an empty dictionary gets what the program works with.
         kinds = [is_torch(view.values) for view in self._views.values()]
         self.use_torch = any(kinds) if kinds else sys.modules.get("torch") is not None
+        devices = {one.values.device for one in self._views.values() if is_torch(one.values)}
+        self._device = devices.pop() if len(devices) == 1 else "cpu"
         self._make = make or self._zeros
 
     def find(self, entry: Entry) -> View | None:
@@ -63,6 +67,7 @@ class Target:
     def check(self, update: Update) -> None:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
         self.check_base(update)
+        self._check_ties(update)
         again = views_of(self._owner)
         for entry in update.entries.values():
             view = self._views.get(entry.key) or self._views.get(entry.name)
@@ -82,7 +87,6 @@ class Target:
 
     def check_base(self, update: Update) -> None:
         """As `check`, for who does not write."""
-        tied = dict(tied_names(self._views))
         held = Counter[str]()  # elements of tensors that are in parts
         for entry in update.entries.values():
             held[entry.name] += entry.numel if entry.at else 0
@@ -106,12 +110,49 @@ class Target:
             in_place = view is not None and entry.kind in ("delta", "same")
             if view is not None and in_place and not self._is_base(view, entry):
                 self._refuse_base(update, entry, "its values are others")
-            other = update.entries.get(tied.get(entry.key, ""))
-            if other is not None and "tied" not in (entry.kind, other.kind):
+
+    def _check_ties(self, update: Update) -> None:
+        """Raises WeightsError if tensors that differ in the update are one memory here, and none of
+        them can get memory of its own."""
+        for key, to, is_equal in self._shared(update):
+            if not is_equal and not self._can_part(key, to):
                 raise WeightsError(
-                    f"tensors {entry.key!r} and {other.key!r} are one memory here, and differ in "
-                    f"version {update.version}; make the model that this version is of"
+                    f"tensors {key!r} and {to!r} are one memory here, and differ in version "
+                    f"{update.version}; make the model that this version is of"
                 )
+
+    def _shared(self, update: Update) -> Iterator[tuple[str, str, bool]]:
+        """The keys of tensors that are one memory here and stay in their places, and whether they
+        are equal in the update. The first one comes later."""
+        for key, to in list(tied_names(self._views)):
+            one, other = self._entries_of(key, update), self._entries_of(to, update)
+            if one and other and all(self.find(entry) for entry in [*one, *other]):
+                yield key, to, _results(one, update) == _results(other, update)
+
+    def _entries_of(self, key: str, update: Update) -> list[Entry]:
+        """Of the tensor here with this key: one, or those of its parts."""
+        if key in update.entries:
+            return [update.entries[key]]
+        return [entry for entry in update.entries.values() if entry.at and entry.name == key]
+
+    def _can_part(self, key: str, to: str) -> bool:
+        """Whether both are the same object of a dictionary, as `_tie` makes them. Another view of
+        the memory may be part of a model, which would not get the new tensor."""
+        if self._open is None or self._open.get(key) is not self._open.get(to):
+            return False
+        return is_torch(self._open[key]) or isinstance(self._open[key], np.ndarray)
+
+    def _part(self, update: Update) -> set[str]:
+        """Gives tensors that differ in the update memory of their own. Returns the keys of entries
+        of those that are equal and stay one memory, which is written once."""
+        equal = set[str]()
+        for key, _, is_equal in self._shared(update):
+            if is_equal:
+                equal |= {entry.key for entry in self._entries_of(key, update)}
+            elif self._open is not None:
+                values = self._open[key]
+                self._put(key, values.detach().clone() if is_torch(values) else values.copy())
+        return equal
 
     def fits(self, update: Update) -> bool:
         """Whether the tensors are those of the update: none appears, vanishes or changes shape.
@@ -130,7 +171,8 @@ class Target:
 
     def write(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted. track: sees the tensors that change."""
-        for key in track(list(update.blobs)):
+        equal = self._part(update)
+        for key in track([key for key in update.blobs if key not in equal]):
             blob = update.blobs[key]
             entry = update.entries[key]
             view = self.find(entry) or self._add(entry)
@@ -168,15 +210,19 @@ class Target:
         return digest_of(view.read(), self._threads) == entry.base
 
     def _add(self, entry: Entry) -> View:
-        if self._open is None:
-            raise AssertionError("check() has found the tensor")
         made = self._make(entry.name, entry.dtype, entry.whole or entry.shape)
-        self._open[entry.name] = made
-        self._views[entry.name] = views_of({entry.name: made})[entry.name]
+        self._put(entry.name, made)
         found = self.find(entry)
         if found is None:
             raise AssertionError("it was made for the entry")
         return found
+
+    def _put(self, name: str, values: Any) -> None:
+        """Gives a dictionary another tensor of this name."""
+        if self._open is None:
+            raise AssertionError("check() has found the tensor")
+        self._open[name] = values
+        self._views[name] = views_of({name: values})[name]
 
     def _tie(self, entry: Entry, to: Entry) -> None:
         source, view = self.find(to), self.find(entry)
@@ -189,9 +235,10 @@ class Target:
 
     def _zeros(self, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
         try:
-            return make_values(dtype, shape, self.use_torch)
+            made = make_values(dtype, shape, self.use_torch)
         except WeightsError as error:
             raise WeightsError(f"tensor {name!r} is new: {error}") from None
+        return made.to(self._device) if is_torch(made) else made
 
     def _describe(self, entry: Entry) -> str:
         view = self._views.get(entry.name)
@@ -207,6 +254,20 @@ class Target:
             f"tensor {entry.key!r} is not the one {wanted}: {found}. Nothing was changed; "
             f"{self._remedy}"
         )
+
+
+def _is_open(owner: Any) -> TypeGuard[MutableMapping[str, Any]]:
+    """Whether tensors may appear and vanish."""
+    if not isinstance(owner, MutableMapping) or hasattr(owner, "_metadata"):  # of state_dict()
+        return False
+    parameter = getattr(sys.modules.get("torch.nn"), "Parameter", ())
+    return not any(isinstance(values, parameter) for values in owner.values())
+
+
+def _results(entries: Sequence[Entry], update: Update) -> list[tuple[Place, int]]:
+    """What the tensor is in the update."""
+    origins = [update.entries[entry.to] if entry.to else entry for entry in entries]
+    return sorted((one.at, origin.digest) for one, origin in zip(entries, origins, strict=True))
 
 
 def apply_blob(entry: Entry, blob: Blob, data: Bytes, threads: int) -> None:

@@ -1,0 +1,157 @@
+"""Names for the same memory, at the publisher, in a version and at the receiver; and whether a
+dictionary is of a model's tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
+from states import assert_same
+
+State = dict[str, Any]
+
+
+def values(number: float) -> torch.Tensor:
+    return torch.full((4,), float(number))
+
+
+def tied(number: float, *names: str) -> State:
+    return dict.fromkeys(names, values(number))
+
+
+UNTIED: dict[str, list[State]] = {
+    "both change": [tied(1, "a", "b"), {"a": values(2), "b": values(3)}],
+    "one changes": [tied(1, "a", "b"), {"a": values(1), "b": values(3)}],
+    "and tied again": [
+        tied(1, "a", "b"),
+        {"a": values(2), "b": values(3)},
+        tied(4, "a", "b"),
+        {"a": values(4), "b": values(5)},
+    ],
+    "one of three": [tied(1, "a", "b", "c"), {**tied(2, "a", "c"), "b": values(3)}],
+    "the first of three": [tied(1, "a", "b", "c"), {"a": values(2), **tied(3, "b", "c")}],
+    "and equal": [tied(1, "a", "b"), {"a": values(2), "b": values(2)}],
+}
+
+
+@pytest.mark.parametrize("kind", UNTIED)
+@pytest.mark.parametrize("use", ["torch", "numpy"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_dictionary_is_untied(tmp_path: Path, kind: str, use: str, folded: bool) -> None:
+    """A subscriber that has tied tensors, as a version said, unties them when another one does."""
+    target: State = {} if use == "torch" else {"x": np.zeros(1)}
+    local = tmp_path / "local.safetensors"
+    publisher = Publisher(tmp_path / "store")
+    subscriber = Subscriber(tmp_path / "store")
+    follower = Subscriber(tmp_path / "store", local=local)
+    for number, state in enumerate(UNTIED[kind]):
+        publisher.publish(state)
+        if folded and 0 < number < len(UNTIED[kind]) - 1:
+            continue
+        for one, what in ((subscriber, target), (follower, None)):
+            one.fetch()
+            one.apply_(what)
+        wanted = {name: one if use == "torch" else one.numpy() for name, one in state.items()}
+        assert_same(target, wanted)
+        assert_same(safetensors.torch.load_file(local), state)
+
+
+def test_tensors_that_are_equal_may_be_one_memory(tmp_path: Path) -> None:
+    """A trainer's state of gathered copies has the tied tensors apart."""
+    first, last = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    last.weight = first.weight
+    model = nn.Sequential(first, last)
+    publisher, subscriber = Publisher(tmp_path), Subscriber(tmp_path)
+    for number in range(1, 4):
+        weight = torch.randn(3, 3)
+        weight[0] = number
+        publisher.publish({"0.weight": weight, "1.weight": weight.clone()})
+        subscriber.fetch()
+        subscriber.apply_(model)
+        assert torch.equal(first.weight, weight)
+        assert last.weight is first.weight
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(4))
+        self.b = self.a
+        self.c = nn.Parameter(torch.zeros(4))
+
+
+ODD: dict[str, State] = {
+    "apart": {"a": values(1), "b": values(2), "c": values(1)},
+    "tied to another one": {"a": values(1), **tied(2, "b", "c")},
+    "in parts": {
+        "a": Shard(values(1), (0,), (4,)),
+        "b": Shard(values(2), (0,), (4,)),
+        "c": values(1),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("target", ["model", "its state", "its parameters"])
+def test_a_tied_model_is_not_untied(tmp_path: Path, kind: str, target: str) -> None:
+    """Its dictionary would have a tensor that the model does not use."""
+    model = Tied()
+    given: Any = {
+        "model": model,
+        "its state": model.state_dict(),
+        "its parameters": dict(model.named_parameters(remove_duplicate=False)),
+    }[target]
+    Publisher(tmp_path).publish(ODD[kind])
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match="'b' and 'a' are one memory here, and differ"):
+        subscriber.apply_(given)
+    assert not any(values.any() for values in model.parameters())
+
+
+def test_a_patch_unties(tmp_path: Path) -> None:
+    """One memory in `old` as in the dictionary that the delta was made of."""
+    old = tied(1, "a", "b")
+    apart = {name: one.clone() for name, one in old.items()}
+    delta = diff(apart, {"a": values(2), "b": values(1)})
+    patch(old, delta)
+    assert_same(old, {"a": values(2), "b": values(1)})
+
+
+OTHER: dict[str, State] = {
+    "another dtype": {"a": values(1).bfloat16(), "c": values(1)},
+    "another shape": {"a": values(1)[:3], "c": values(1)},
+    "a new tensor": {"a": values(1), "c": values(1), "d": values(1)},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+@pytest.mark.parametrize("target", ["its state", "its parameters"])
+def test_the_dictionary_of_a_model_gets_no_other_tensors(
+    tmp_path: Path, kind: str, target: str
+) -> None:
+    """They would be no tensors of the model, which would keep its old values without a word."""
+    model = Tied()
+    given: Any = model.state_dict() if target == "its state" else dict(model.named_parameters())
+    Publisher(tmp_path).publish(OTHER[kind])
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match="make the model that this version is of"):
+        subscriber.apply_(given)
+    assert not any(values.any() for values in model.parameters())
+
+
+def test_the_dictionary_of_a_model_may_have_others(tmp_path: Path) -> None:
+    model = Tied()
+    Publisher(tmp_path).publish({"a": values(1)})
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(model.state_dict())
+    assert (model.b.tolist(), model.c.tolist()) == ([1.0] * 4, [0.0] * 4)
