@@ -6,6 +6,7 @@ even if NumPy has no type for it (float8).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import warnings
@@ -52,6 +53,30 @@ def read_safetensors(data: memoryview) -> tuple[list[Tensor], dict[str, str]]:
     if end != len(body):
         raise ValueError(f"{len(body) - end} bytes belong to no tensor")
     return sorted((tensor for _, _, tensor in placed), key=attrgetter("name")), metadata
+
+
+def read_head(data: memoryview) -> bytes:
+    """The bytes before the data of a file that `read_safetensors` has read."""
+    return bytes(data[: _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")])
+
+
+def parse_head(head: bytes) -> list[Tensor]:
+    """The tensors of a file's first bytes, without data and in its order. Raises ValueError."""
+    header = parse_json(head[_LENGTH_BYTES:], _NESTING)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop(RESERVED_NAME, None)
+    try:
+        described = sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])
+        tensors = [Tensor(name, one["dtype"], tuple(one["shape"]), b"") for name, one in described]
+        sizes = [bytes_of("safetensors", tensor.dtype, tensor.numel) or 0 for tensor in tensors]
+        ends = list(itertools.accumulate(sizes))
+        places = [list(pair) for pair in zip([0, *ends], ends, strict=False)]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an entry of its header is no tensor: {error!r}") from None
+    if [one["data_offsets"] for _, one in described] != places:
+        raise ValueError("its tensors do not stand one behind the other")
+    return tensors
 
 
 def order_in_file(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -11,7 +13,7 @@ import torch
 
 from cli_runner import run
 from gradwire.weights import Publisher, Subscriber, WeightsError, target
-from states import assert_same, state_of
+from states import assert_same, bits, state_of
 
 
 def save(path: Path, time: int, sharded: bool) -> Path:
@@ -168,3 +170,118 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
         assert found.code == 1
         assert f"{given[-1]} is an input, and is not overwritten" in found.err
     assert [path.read_bytes() for path in (old, new, delta)] == before
+
+
+# The result is the new file, byte by byte ------------------------------------------------------
+
+
+def other_writer(path: Path, state: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """As a program does that sorts the tensors by their names, and fills the header up to 64."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    data, dtypes = b"", {torch.bfloat16: "BF16", torch.float32: "F32", torch.int64: "I64"}
+    for name, values in sorted(state.items()):
+        place = [len(data), len(data := data + bits(values))]
+        header[name] = {
+            "data_offsets": place,
+            "shape": list(values.shape),
+            "dtype": dtypes[values.dtype],
+        }
+    text = json.dumps(header, indent=1).encode()
+    text += b" " * (-len(text) % 64)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+Writer = Callable[[Path, dict[str, torch.Tensor]], None]
+
+
+def save_with(metadata: dict[str, str]) -> Writer:
+    return lambda path, state: safetensors.torch.save_file(state, path, metadata)
+
+
+WRITERS: dict[str, tuple[Writer, Writer]] = {
+    "without metadata": (save_with({}), save_with({})),
+    "with the same": (save_with({"format": "pt"}), save_with({"format": "pt"})),
+    "with others": (save_with({"format": "pt", "step": "1"}), save_with({"step": "2", "é": '"'})),
+    "with none any more": (save_with({"format": "pt"}), save_with({})),
+    "by another program": (
+        save_with({"format": "pt"}),
+        lambda path, state: other_writer(path, state, {"by": "me"}),
+    ),
+    "both by another program": (lambda path, state: other_writer(path, state, {}),) * 2,
+}
+SAME = {"without metadata", "with the same", "both by another program"}
+RESULTS: dict[str, dict[str, torch.Tensor]] = {
+    "few values": {},
+    "a new tensor": {"new": torch.ones(5)},
+    "another shape": {"bias": torch.ones(2)},
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("what", RESULTS)
+@pytest.mark.parametrize("place", ["file", "folder", "output"])
+def test_a_patched_file_is_the_new_file(tmp_path: Path, kind: str, what: str, place: str) -> None:
+    """Metadata and the order of tensors, too; only a header that is new takes room in the delta."""
+    old, new, result = (tmp_path / f"{name}.safetensors" for name in ("old", "new", "result"))
+    if place == "folder":
+        (tmp_path / "old").mkdir()
+        old = tmp_path / "old" / "model.safetensors"
+    first, second = WRITERS[kind]
+    first(old, state_of(1))
+    second(new, state_of(2) | RESULTS[what])
+    named = old.parent if place == "folder" else old
+    assert run("delta", named, new, "-o", tmp_path / "d").code == 0
+    has_head = b"gradwire.head" in (tmp_path / "d").read_bytes()
+    assert has_head == (what != "few values" or kind not in SAME)
+    output = ["-o", result] if place == "output" else []
+    assert run("patch", named, tmp_path / "d", *output).code == 0
+    assert (result if output else old).read_bytes() == new.read_bytes()
+
+
+def test_shards_give_their_metadata_to_the_one_file(tmp_path: Path) -> None:
+    for name, time in (("old", 1), ("new", 2)):
+        (tmp_path / name).mkdir()
+        for number, (tensor, values) in enumerate(state_of(time).items()):
+            metadata = {"format": "pt", f"{name} {number}": "x"}
+            file = tmp_path / name / f"model-{number}.safetensors"
+            safetensors.torch.save_file({tensor: values}, file, metadata)
+    assert run("delta", tmp_path / "old", tmp_path / "new", "-o", tmp_path / "d").code == 0
+    result = tmp_path / "result.safetensors"
+    assert run("patch", tmp_path / "old", tmp_path / "d", "-o", result).code == 0
+    assert_same(load(result), state_of(2))
+    with safetensors.safe_open(result, "pt") as opened:
+        assert opened.metadata() == {"format": "pt", "new 0": "x", "new 1": "x", "new 2": "x"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["{", "[]", '{"weight":1}', '{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'],
+)
+def test_a_delta_with_the_head_of_another_file_is_damaged(tmp_path: Path, head: str) -> None:
+    old, new = save(tmp_path / "old", 1, False), tmp_path / "new.safetensors"
+    safetensors.torch.save_file(state_of(2), new, {"by": "me"})
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    tensors = safetensors.torch.load_file(tmp_path / "d")
+    with safetensors.safe_open(tmp_path / "d", "pt") as opened:
+        metadata = opened.metadata()
+    safetensors.torch.save_file(tensors, tmp_path / "d", metadata | {"gradwire.head": head})
+    kept = old.read_bytes()
+    stopped = run("patch", old, tmp_path / "d")
+    assert stopped.code == 1
+    assert f"{tmp_path / 'd'}: " in stopped.err
+    assert old.read_bytes() == kept
+
+
+def test_tensors_that_the_delta_does_not_know_are_not_lost(tmp_path: Path) -> None:
+    old = save(tmp_path / "old", 1, True)
+    new = tmp_path / "new.safetensors"
+    safetensors.torch.save_file({"weight": state_of(2)["weight"]}, new)
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    mine = old / "adapter.safetensors"
+    safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
+    stopped = run("patch", old, tmp_path / "d")
+    assert stopped.code == 1
+    assert "tensors of no version, which would be lost: 'lora'. Nothing was changed" in stopped.err
+    mine.unlink()
+    assert run("patch", old, tmp_path / "d").code == 0
+    assert list(load(old)) == ["weight"]

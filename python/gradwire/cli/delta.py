@@ -40,12 +40,15 @@ def delta(
     """Write how one checkpoint becomes another.
 
     The delta is exact, whatever the bits, and small where few values change or change by little:
-    gradwire patch OLD DELTA makes NEW of OLD. Tensors may appear, vanish or change their shape.
+    gradwire patch OLD DELTA makes NEW of OLD, byte by byte if NEW is one file. Tensors may appear,
+    vanish or change their shape.
     """
     target = Outputs(output, 1, force).claim(new, f"{new.name}.delta", old)
-    before, after = read_views(old, threads), read_views(new, threads)
+    (before, old_head), (after, new_head) = read_views(old, threads), read_views(new, threads)
     with errors_name(new):
         update = make_update(before, after, Update(1, 0), threads, track("delta"))
+        update.head = b"" if new_head == old_head else new_head
+        update.removed = sorted(before.keys() - after.keys())
         pieces = write_update(update)
         with replace_file(target) as file:
             for piece in pieces:
@@ -67,10 +70,12 @@ def delta(
             say(f"{old} -> {new}: {target}, {human_bytes(file.size)}, values changed: {share:.3g}")
 
 
-def read_views(path: Path, threads: int) -> dict[str, View]:
-    """The tensors of a checkpoint, which is not changed. Raises UserError where there is none."""
+def read_views(path: Path, threads: int) -> tuple[dict[str, View], bytes]:
+    """The tensors of a checkpoint, which is not changed, and the first bytes of a file of them.
+    Raises UserError where there is none."""
     with errors_name(path):
-        found = Checkpoint(path, threads).views("c")
+        checkpoint = Checkpoint(path, threads)
+        found = checkpoint.views("c")
         if not found:
             raise UserError("no .safetensors file with tensors is there")
-        return found
+        return found, checkpoint.head(found)

@@ -1,13 +1,15 @@
 """A checkpoint on this machine that follows versions: .safetensors files, changed in place.
 
-A marker file beside them says which version they hold, and whether they hold it wholly. So who is
-killed while they change knows it at the next start.
+A marker file beside them says which version they hold, in which files, and whether they hold it
+wholly. So who is killed while they change knows it at the next start, and a file that somebody has
+put beside them is not taken for theirs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +19,13 @@ from gradwire.container import Tensor
 from gradwire.files import replace_file
 from gradwire.strict_json import parse_json
 from gradwire.tensor_dtypes import bytes_of
-from gradwire.tensor_files import header_of, order_in_file, read_safetensors
+from gradwire.tensor_files import (
+    header_of,
+    order_in_file,
+    parse_head,
+    read_head,
+    read_safetensors,
+)
 from gradwire.weights.errors import WeightsError
 from gradwire.weights.manifest import is_manifest
 from gradwire.weights.target import Target, Track
@@ -26,6 +34,7 @@ from gradwire.weights.update import Update
 
 _SUFFIX = ".safetensors"
 _FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
+_SHOWN = 3  # names of tensors in an error
 _INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
 
 
@@ -49,12 +58,15 @@ class Checkpoint:
                 "Subscriber(store, local=folder) brings a checkpoint there"
             )
         self._maps: list[np.memmap] = []
+        self._head, self._metadata = b"", {"format": "pt"}
+        self._places: dict[str, str] = {}  # the tensors' files
+        self._own: set[str] = set()  # files with tensors of the version alone
         self.version = self._read_marker()
 
     def views(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
         """The tensors, mapped to memory. mode: NumPy's; `c`: changes stay in memory."""
         found: dict[str, View] = {}
-        self._maps = []
+        self._maps, self._places, heads = [], {}, list[bytes]()
         self._require_all_files()
         for file in self._files():
             if not file.stat().st_size:
@@ -62,7 +74,7 @@ class Checkpoint:
             mapped = np.memmap(file, np.uint8, mode)
             self._maps.append(mapped)
             try:
-                tensors, _ = read_safetensors(memoryview(mapped))
+                tensors, metadata = read_safetensors(memoryview(mapped))
             except ValueError as error:
                 raise WeightsError(f"{file}: {error}") from None
             for tensor in tensors:
@@ -70,17 +82,43 @@ class Checkpoint:
                     raise WeightsError(f"{file}: tensor {tensor.name!r} is in another file, too")
                 values = raw_values(np.frombuffer(tensor.data, np.uint8), tensor.shape)
                 found[tensor.name] = View(tensor.name, tensor.dtype, tensor.shape, values)
+                self._places[tensor.name] = file.name
+            heads.append(read_head(memoryview(mapped)))
+            self._metadata = metadata if len(heads) == 1 else metadata | self._metadata
+        self._head = heads[0] if len(heads) == 1 else b""
         return found
 
+    def head(self, views: Mapping[str, View]) -> bytes:
+        """The first bytes of a file with these tensors: those of the own file where it has them;
+        otherwise in an order of gradwire, with the metadata of all own files."""
+        tensors = [Tensor(name, view.dtype, view.shape, b"") for name, view in views.items()]
+        described = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+        own = parse_head(self._head) if self._head else []
+        if {tensor.name: (tensor.dtype, tensor.shape) for tensor in own} == described:
+            return self._head
+        return header_of(order_in_file(tensors), self._metadata)
+
     def check(self, update: Update) -> None:
-        """Raises StaleBaseError unless the update can be applied."""
-        Target(self._base("c"), self._threads, make=_make).check(update)
+        """Raises StaleBaseError unless the update can be applied, and WeightsError if tensors would
+        be lost that no version has put here."""
+        views = self._base("c")
+        known = {entry.name for entry in update.entries.values()} | set(update.removed)
+        lost = [name for name in views if name not in known and self._places[name] not in self._own]
+        if lost:
+            more = f" and {len(lost) - _SHOWN} more" if lost[_SHOWN:] else ""
+            raise WeightsError(
+                f"{self._path} has tensors of no version, which would be lost: "
+                f"{', '.join(map(repr, lost[:_SHOWN]))}{more}. Nothing was changed; move them to "
+                "another folder, or publish them, too"
+            )
+        Target(views, self._threads, make=_make).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
         views = self._base()
         target = Target(views, self._threads, make=_make)
-        if views and target.fits(update):
+        self._own |= set(self._places.values())
+        if views and target.fits(update) and not (update.head and self._head):
             self._mark(None)
             target.write(update, track)
             for mapped in self._maps:
@@ -91,7 +129,8 @@ class Checkpoint:
 
     def write_copy(self, update: Update, file: Path, track: Track = iter) -> None:
         """Writes the tensors with an update that `check` has accepted to another file."""
-        self._write_file(self._updated(update, track), file, marks=False)
+        views = self._updated(update, track)
+        self._write_file(views, update.head or self.head(views), file, marks=False)
 
     def forget(self) -> None:
         """Removes the marker: the files are of no store."""
@@ -102,25 +141,24 @@ class Checkpoint:
         views = self._updated(update, track)
         file = self._path if self._path.suffix == _SUFFIX else self._path / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._write_file(views, file, marks=True)
+        self._own.add(file.name)
+        self._write_file(views, update.head or self.head(views), file, marks=True)
         for other in [*self._indices(), *self._files()]:
-            if other != file:
+            if other != file and (other.name in self._own or other.suffix != _SUFFIX):
                 other.unlink()
+        self._own = {file.name}
 
     def _updated(self, update: Update, track: Track) -> dict[str, View]:
         views = self._base("c")
         Target(views, self._threads, make=_make).write(update, track)
         return views
 
-    def _write_file(self, views: dict[str, View], file: Path, marks: bool) -> None:
+    def _write_file(self, views: dict[str, View], head: bytes, file: Path, marks: bool) -> None:
         """marks: from the moment on when the file is replaced, the checkpoint is not whole."""
-        tensors = order_in_file(
-            [Tensor(name, view.dtype, view.shape, view.read().data) for name, view in views.items()]
-        )
         with replace_file(file, durable=True) as output:
-            output.write(header_of(tensors, {"format": "pt"}))
-            for tensor in tensors:
-                output.write(tensor.data)
+            output.write(head)
+            for tensor in parse_head(head):
+                output.write(views[tensor.name].read().data)
             output.flush()
             if marks:
                 self._mark(None)
@@ -160,7 +198,8 @@ class Checkpoint:
         if not self._files():
             return None
         try:
-            version = parse_json(self._marker.read_bytes(), 1)["version"]
+            found = parse_json(self._marker.read_bytes(), 2)
+            version, self._own = found["version"], set(found["files"])
         except FileNotFoundError:
             return 0
         except (ValueError, TypeError, KeyError):
@@ -170,7 +209,8 @@ class Checkpoint:
     def _mark(self, version: int | None) -> None:
         self.version = version
         with replace_file(self._marker, durable=True) as file:
-            file.write(json.dumps({"version": version}).encode() + b"\n")
+            found = {"version": version, "files": sorted(self._own)}
+            file.write(json.dumps(found).encode() + b"\n")
 
 
 def _make(name: str, dtype: str, shape: tuple[int, ...]) -> View:

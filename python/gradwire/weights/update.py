@@ -20,12 +20,13 @@ from gradwire import GradwireError, _core
 from gradwire.container import Tensor
 from gradwire.strict_json import most_header_bytes, parse_json
 from gradwire.tensor_dtypes import SAFETENSORS_BITS, bytes_of
-from gradwire.tensor_files import header_of, order_in_file, read_safetensors
+from gradwire.tensor_files import header_of, order_in_file, parse_head, read_safetensors
 from gradwire.weights.errors import DamagedVersionError, WeightsError
 from gradwire.weights.tensors import Bytes, Place, key_of
 
 FORMAT = 1
 METADATA = "gradwire"
+_HEAD, _REMOVED = "gradwire.head", "gradwire.removed"  # of what leads from file to file
 Kind = Literal["full", "delta", "same", "tied"]
 Blob = bytes | memoryview | Bytes
 _NESTING = 5  # of the JSON: an object, its tensors, one of them, its shape
@@ -110,12 +111,18 @@ class Entry:
 @dataclass
 class Update:
     """The way from the version `base` to `version`; base None: from nothing, all tensors are
-    full. blobs: the bytes of full tensors and deltas by key."""
+    full. blobs: the bytes of full tensors and deltas by key.
+
+    From one .safetensors file to another it also has: head, the bytes before the data of the new
+    file, if the old one has others; removed, the names of tensors of the old file alone.
+    """
 
     version: int
     base: int | None
     entries: dict[str, Entry] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
+    head: bytes = b""
+    removed: Sequence[str] = ()
 
     @property
     def changed(self) -> int:
@@ -192,8 +199,13 @@ def write_update(update: Update) -> Sequence[bytes | memoryview]:
         "base": update.base,
         "tensors": [entry.describe() for entry in update.entries.values()],
     }
+    metadata = {METADATA: json.dumps(described, separators=(",", ":"))}
+    if update.head:
+        metadata[_HEAD] = update.head[_LENGTH_BYTES:].decode()
+    if update.removed:
+        metadata[_REMOVED] = json.dumps(update.removed)
     try:
-        header = header_of(tensors, {METADATA: json.dumps(described, separators=(",", ":"))})
+        header = header_of(tensors, metadata)
     except ValueError as error:
         raise WeightsError(f"version {update.version}: {error}") from None
     pieces = [header, *(tensor.data for tensor in tensors)]
@@ -212,6 +224,8 @@ def read_update(data: Blob, where: str) -> Update:
     try:
         tensors, metadata = read_safetensors(memoryview(data).cast("B"))
         update = parse_description(metadata.get(METADATA, ""))
+        update.head = _parse_head(metadata.get(_HEAD, ""), update)
+        update.removed = parse_json(metadata.get(_REMOVED, "[]").encode(), 1)
         for tensor in tensors:
             _check_blob(update.entries.get(tensor.name), tensor)
             update.blobs[tensor.name] = tensor.data
@@ -221,6 +235,18 @@ def read_update(data: Blob, where: str) -> Update:
     except ValueError as error:
         raise DamagedVersionError(f"{where}: {error}") from None
     return update
+
+
+def _parse_head(text: str, update: Update) -> bytes:
+    """The first bytes of the file that the update makes. Raises ValueError."""
+    if not text:
+        return b""
+    data = text.encode()
+    head = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in parse_head(head)}
+    if found != {entry.name: (entry.dtype, entry.shape) for entry in update.entries.values()}:
+        raise ValueError("the head of the new file has other tensors than the delta")
+    return head
 
 
 def starts_update(data: bytes) -> bool:

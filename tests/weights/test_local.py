@@ -1,0 +1,124 @@
+"""Subscriber(local=...): what else is in the files or beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from gradwire.weights import Publisher, Subscriber, WeightsError
+from states import assert_same, state_of
+
+State = dict[str, Any]
+
+
+def follow(store: Path, local: Path) -> None:
+    subscriber = Subscriber(store, local=local)
+    subscriber.fetch()
+    subscriber.apply_()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def save_folder(folder: Path, time: int) -> None:
+    folder.mkdir()
+    for number, (name, values) in enumerate(state_of(time).items()):
+        safetensors.torch.save_file({name: values}, folder / f"model-{number}.safetensors")
+
+
+@pytest.mark.parametrize("where", ["in its file", "in a file of its own"])
+@pytest.mark.parametrize("base", [False, True])
+def test_tensors_of_no_version_are_named_and_stay(tmp_path: Path, where: str, base: bool) -> None:
+    """They were removed without a word, and the files with them."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    save_folder(local, 0)
+    more = {f"more{n}": torch.ones(2) for n in range(5)}
+    if where == "in its file":
+        first = {"weight": state_of(0)["weight"]}
+        safetensors.torch.save_file(first | more, local / "model-0.safetensors")
+    else:
+        safetensors.torch.save_file(more, local / "adapter.safetensors")
+    kept = contents(local)
+    publisher = Publisher(store, base=state_of(0) if base else None)
+    publisher.publish(state_of(1))
+    said = r"which would be lost: 'more0', 'more1', 'more2' and 2 more\. Nothing was changed"
+    for _ in range(2):
+        with pytest.raises(WeightsError, match=said):
+            follow(store, local)
+        assert contents(local) == kept
+    publisher.publish(state_of(1) | more)
+    follow(store, local)
+    found = [safetensors.torch.load_file(file) for file in local.glob("*.safetensors")]
+    assert_same({name: one for file in found for name, one in file.items()}, state_of(1) | more)
+
+
+@pytest.mark.parametrize("kind", ["values", "a new tensor"])
+def test_a_file_that_was_put_beside_the_versions_is_named(tmp_path: Path, kind: str) -> None:
+    local, store = tmp_path / "local", tmp_path / "store"
+    publisher = Publisher(store)
+    publisher.publish(state_of(1))
+    follow(store, local)
+    mine = local / "adapter.safetensors"
+    safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
+    kept = contents(local)
+    state: State = state_of(2) | ({"x": torch.ones(1)} if kind == "a new tensor" else {})
+    publisher.publish(state)
+    with pytest.raises(WeightsError, match=r"would be lost: 'lora'\. Nothing was changed"):
+        follow(store, local)
+    assert contents(local) == kept
+    mine.unlink()
+    follow(store, local)
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state)
+
+
+def test_tensors_that_vanish_from_a_version_vanish(tmp_path: Path) -> None:
+    """Those of an earlier version, in whatever files, also after a restart."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    save_folder(local, 0)
+    publisher = Publisher(store, base=state_of(0))
+    publisher.publish(state_of(1))
+    follow(store, local)
+    assert len(list(local.glob("*.safetensors"))) == 3
+    publisher.publish({"weight": state_of(2)["weight"]})
+    follow(store, local)
+    assert [path.name for path in local.glob("*.safetensors")] == ["model.safetensors"]
+    publisher.publish(state_of(3), anchor=True)
+    follow(store, local)
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
+
+
+@pytest.mark.parametrize("what", [b"", b"{}", b'{"version": 1}', b'{"version": 1, "files": 3}'])
+def test_a_marker_that_says_too_little_is_not_believed(tmp_path: Path, what: bytes) -> None:
+    local, store = tmp_path / "local", tmp_path / "store"
+    Publisher(store).publish(state_of(1))
+    follow(store, local)
+    assert json.loads((local / ".gradwire.json").read_text()) == {
+        "version": 1,
+        "files": ["model.safetensors"],
+    }
+    (local / ".gradwire.json").write_bytes(what)
+    subscriber = Subscriber(store, local=local)
+    assert subscriber.version is None
+    fetched = subscriber.fetch()
+    assert fetched is not None
+    assert fetched.is_full
+
+
+@pytest.mark.parametrize("change", ["values", "a new tensor"])
+def test_the_metadata_of_the_files_stay(tmp_path: Path, change: str) -> None:
+    local, store = tmp_path / "local.safetensors", tmp_path / "store"
+    metadata = {"format": "pt", "by": "me"}
+    safetensors.torch.save_file(state_of(0), local, metadata)
+    state: State = state_of(1) | ({"x": torch.ones(1)} if change == "a new tensor" else {})
+    Publisher(store, base=state_of(0)).publish(state)
+    follow(store, local)
+    assert_same(safetensors.torch.load_file(local), state)
+    with safetensors.safe_open(local, "pt") as opened:
+        assert opened.metadata() == metadata
