@@ -273,8 +273,9 @@ class Publisher:
             self._refuse_others(version)
             return manifest
         found = [self._team.await_part(label, rank) for rank in range(self._team.ranks)]
-        merged = Update(version, None).merge(update for update, _ in found)
-        check_parts(merged.entries.values())
+        updates = [update for update, _ in found]
+        check_parts(entry for update in updates for entry in update.entries.values())
+        merged = Update(version, None).merge(updates)
         if self._team.ranks > 1:
             published = {entry.name for entry in merged.entries.values()}
             absent = [name for name in self._unmatched if self._names[name] not in published]

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -43,7 +44,9 @@ class Target:
         remedy: str = "apply it to the tensors that it was made for",
     ) -> None:
         self._owner = owner
-        self._views = views_of(owner)
+        self._views = views_of(owner, receives=True)
+        parts = sorted(filter(attrgetter("at"), self._views.values()), key=attrgetter("numel"))
+        self._parts = {view.name: view for view in parts}  # the largest one of each tensor
         self._open = owner if _is_open(owner) else None
         self._threads, self._remedy = threads, remedy
         # New tensors are as the others are; an empty dictionary gets what the program works with.
@@ -68,7 +71,7 @@ class Target:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
         self.check_base(update)
         self._check_ties(update)
-        again = views_of(self._owner)
+        again = views_of(self._owner, receives=True)
         for entry in update.entries.values():
             view = self._views.get(entry.key) or self._views.get(entry.name)
             if view is None or entry.kind == "same" or self.find(entry) is None:
@@ -92,6 +95,8 @@ class Target:
             held[entry.name] += entry.numel if entry.at else 0
         for entry in update.entries.values():
             view = self.find(entry)
+            if self._is_elsewhere(entry):
+                continue
             if view is None and entry.kind in ("delta", "same"):
                 self._refuse_base(update, entry, f"the model {self._describe(entry)}")
             if view is None and self._open is None:
@@ -110,6 +115,20 @@ class Target:
             in_place = view is not None and entry.kind in ("delta", "same")
             if view is not None and in_place and not self._is_base(view, entry):
                 self._refuse_base(update, entry, "its values are others")
+        for view in self._views.values():
+            own = update.entries.get(view.key)
+            is_there = own is not None and self.find(own) is not None
+            if view.at and view.numel and view.name in held and not is_there:
+                raise WeightsError(
+                    f"tensor {view.name!r}: version {update.version} has no part of {view.dtype} "
+                    f"and shape {list(view.shape)} at {list(view.at)}, as it is here; receivers "
+                    "have whole tensors, or the shards that the publishers have"
+                )
+
+    def _is_elsewhere(self, entry: Entry) -> bool:
+        """Whether other ranks hold it: this one has other parts of the tensor, or nothing of it."""
+        part = None if entry.key in self._views else self._parts.get(entry.name)
+        return part is not None and (bool(entry.at) or not part.numel)
 
     def _check_ties(self, update: Update) -> None:
         """Raises WeightsError if tensors that differ in the update are one memory here, and none of
@@ -175,6 +194,8 @@ class Target:
         for key in track([key for key in update.blobs if key not in equal]):
             blob = update.blobs[key]
             entry = update.entries[key]
+            if self._is_elsewhere(entry):
+                continue
             view = self.find(entry) or self._add(entry)
             data = view.read() if entry.kind == "delta" else np.frombuffer(blob, np.uint8)
             if entry.kind == "delta":
@@ -183,7 +204,7 @@ class Target:
                 apply_blob(entry, blob, data, self._threads)
             view.write(data)
         for entry in update.entries.values():
-            if entry.kind == "tied":
+            if entry.kind == "tied" and not self._is_elsewhere(entry):
                 self._tie(entry, update.entries[entry.to])
         if self._open is not None:
             named = {entry.name for entry in update.entries.values()}
@@ -222,7 +243,7 @@ class Target:
         if self._open is None:
             raise AssertionError("check() has found the tensor")
         self._open[name] = values
-        self._views[name] = views_of({name: values})[name]
+        self._views[name] = views_of({name: values}, receives=True)[name]
 
     def _tie(self, entry: Entry, to: Entry) -> None:
         source, view = self.find(to), self.find(entry)
@@ -242,6 +263,8 @@ class Target:
 
     def _describe(self, entry: Entry) -> str:
         view = self._views.get(entry.name)
+        if view is None and (part := self._parts.get(entry.name)):
+            return f"has a part of shape {list(part.shape)} at {list(part.at)}"
         return "lacks it" if view is None else f"has {view.dtype} {list(view.shape)}"
 
     def _refuse_base(self, update: Update, entry: Entry, found: str) -> None:

@@ -56,6 +56,10 @@ class View:
     def key(self) -> str:
         return key_of(self.name, self.at)
 
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
     def read(self) -> Bytes:
         """Its bytes in C order: its own memory where that holds them so, or a copy."""
         if is_torch(self.values):
@@ -160,15 +164,18 @@ def tensors_of(state: Any) -> Mapping[str, Any]:
     return found
 
 
-def views_of(state: Any, rename: Callable[[str], str] = str) -> dict[str, View]:
+def views_of(
+    state: Any, rename: Callable[[str], str] = str, receives: bool = False
+) -> dict[str, View]:
     """The tensors of a dictionary or a model by their keys, in its order.
 
-    Parts that another rank publishes are left out. Raises WeightsError, which names the tensor.
+    Parts that another rank publishes are left out, unless this one `receives` them. Raises
+    WeightsError, which names the tensor.
     """
     found: dict[str, View] = {}
     for own_name, values in tensors_of(state).items():
         name = _checked_name(own_name, rename)
-        view = _view(name, values)
+        view = _view(name, values, receives)
         if view is None:
             continue
         if view.key in found:
@@ -256,7 +263,7 @@ def overlapping(views: Mapping[str, View]) -> Iterator[str]:
             last = span, key
 
 
-def _view(name: str, values: Any) -> View | None:
+def _view(name: str, values: Any, receives: bool) -> View | None:
     """None: another rank publishes it."""
     if isinstance(values, View):
         return values
@@ -265,7 +272,7 @@ def _view(name: str, values: Any) -> View | None:
     if isinstance(values, Shard):
         values, at, whole = values.values, tuple(values.at), tuple(values.whole)
     elif hasattr(values, "device_mesh") and hasattr(values, "placements"):
-        sharded = _shard_of(name, values)
+        sharded = _shard_of(name, values, receives)
         if sharded is None:
             return None
         values, at, whole = sharded
@@ -320,8 +327,9 @@ def _is_made_of_tensors(values: Any) -> bool:
     return isinstance(values, MaskedTensor) or is_traceable_wrapper_subclass(values)
 
 
-def _shard_of(name: str, values: Any) -> tuple[Any, Place, tuple[int, ...]] | None:
-    """What this rank holds of a DTensor; None where another rank holds the same or it is empty."""
+def _shard_of(name: str, values: Any, receives: bool) -> tuple[Any, Place, tuple[int, ...]] | None:
+    """What this rank holds of a DTensor; None where another rank publishes the same, and where it
+    holds nothing."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = values.device_mesh, values.placements
@@ -337,7 +345,7 @@ def _shard_of(name: str, values: Any) -> tuple[Any, Place, tuple[int, ...]] | No
                 "redistribute() it"
             )
     local = values.to_local()
-    if coordinate is None or replica or not local.numel():
+    if coordinate is None or ((replica or not local.numel()) and not receives):
         return None
     whole = tuple(values.shape)
     if tuple(local.shape) == whole:

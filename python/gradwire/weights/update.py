@@ -139,24 +139,18 @@ class Update:
             self.blobs[entry.key] = blob
 
     def merge(self, others: Iterable[Update]) -> Update:
-        """This update with the parts that others hold. Raises DamagedVersionError where two hold
-        the same."""
+        """This update with the parts that others hold. What several hold is taken once."""
         merged = Update(self.version, self.base, dict(self.entries), dict(self.blobs))
         for other in others:
-            twice = merged.entries.keys() & other.entries.keys()
-            if twice:
-                raise DamagedVersionError(
-                    f"version {self.version}: tensor {min(twice)!r} stands in two parts; each rank "
-                    "publishes shards of its own, and one of them what all ranks have"
-                )
-            merged.entries |= other.entries
-            merged.blobs |= other.blobs
+            news = [key for key in other.entries if key not in merged.entries]
+            merged.entries |= {key: other.entries[key] for key in news}
+            merged.blobs |= {key: other.blobs[key] for key in news if key in other.blobs}
         return merged
 
 
 def check_parts(entries: Iterable[Entry]) -> None:
     """Raises WeightsError, which names the tensor, unless the parts of each tensor are of one whole
-    and none has an element of another."""
+    and none has an element of another. Ranks may all have a whole tensor, if it is the same."""
     parts: dict[str, list[Entry]] = {}
     for entry in entries:
         parts.setdefault(entry.name, []).append(entry)
@@ -168,7 +162,12 @@ def check_parts(entries: Iterable[Entry]) -> None:
                     f"tensor {name!r} is {_whole_of(first)} for a rank, and {_whole_of(entry)} for "
                     "another: all ranks publish parts of one tensor"
                 )
-        if len(several) > 1:
+        if not first.at and any(entry.result != first.result for entry in several):
+            raise WeightsError(
+                f"tensor {name!r} is whole for several ranks, and its values differ: let one of "
+                "them publish it, or all of them shards of it"
+            )
+        if first.at and len(several) > 1:
             begin = np.array([entry.at for entry in several])
             end = begin + np.array([entry.shape for entry in several])
             meet = ((begin[:, None] < end) & (begin < end[:, None])).all(axis=2)
