@@ -3,7 +3,8 @@
 The file is a .safetensors file. A whole tensor stands in it as it is, so that a full version is a
 checkpoint that any program reads; a delta (spec/format.md) stands under its tensor's name as bytes
 of dtype U8. The entry `gradwire` of the file's metadata holds JSON: format, version, base, and the
-entries of all tensors (`Entry`), also of those that have not changed.
+entries of all tensors (`Entry`), also of those that have not changed. Of files, `gradwire.head` may
+hold the header of the new one, and `gradwire.removed` a list of names that it has no longer.
 """
 
 from __future__ import annotations
