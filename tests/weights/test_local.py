@@ -122,3 +122,16 @@ def test_the_metadata_of_the_files_stay(tmp_path: Path, change: str) -> None:
     assert_same(safetensors.torch.load_file(local), state)
     with safetensors.safe_open(local, "pt") as opened:
         assert opened.metadata() == metadata
+
+
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "model"])
+def test_files_of_other_kinds_are_refused(tmp_path: Path, name: str) -> None:
+    """A folder of this name was made."""
+    file = tmp_path / name
+    said = f"{name}: a checkpoint is a .safetensors file, or a folder of such files"
+    if name == "model":
+        torch.save(state_of(1), file)
+    with pytest.raises(WeightsError, match=said):
+        Subscriber(tmp_path / "store", local=file)
+    with pytest.raises(WeightsError, match=said):
+        Publisher(tmp_path / "store", base=file).publish(state_of(1))

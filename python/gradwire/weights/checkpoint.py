@@ -34,6 +34,7 @@ from gradwire.weights.update import Update
 
 _SUFFIX = ".safetensors"
 _FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
+_OTHERS = {".bin", ".ckpt", ".npz", ".pt", ".pth"}  # which other programs write
 _SHOWN = 3  # names of tensors in an error
 _INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
 
@@ -49,6 +50,10 @@ class Checkpoint:
         self._path = path
         self._threads = threads
         in_folder = path.suffix != _SUFFIX
+        if (in_folder and path.is_file()) or path.suffix in _OTHERS:
+            raise WeightsError(
+                f"{path}: a checkpoint is a .safetensors file, or a folder of such files"
+            )
         self._marker = (
             path / ".gradwire.json" if in_folder else path.with_name(f".{path.name}.gradwire.json")
         )

@@ -89,6 +89,13 @@ class Store:
                 del self._manifests[next(iter(self._manifests))]
         return self._manifests[label]
 
+    def has(self, version: int) -> bool:
+        """Whether the version is there, if perhaps damaged."""
+        try:
+            return version > 0 and self.manifest(label_of(version)) is not None
+        except DamagedVersionError:
+            return True
+
     def reread(self, label: str) -> Manifest | None:
         """As `manifest`, of the file as it is now, which may be another one."""
         self._manifests.pop(label, None)
