@@ -75,6 +75,10 @@ def patch_tensors() -> None:
     assert delta == diff(state_of(1), state_of(2))
     patch(old, delta)
     assert_same({name: values.cpu() for name, values in old.items()}, state_of(2))
+    other = {**state_of(2), "bias": torch.ones(9), "new": torch.ones(3)}
+    patch(old, diff(state_of(2), other))
+    assert {str(values.device) for values in old.values()} == {DEVICE}  # of all the others
+    assert_same({name: values.cpu() for name, values in old.items()}, other)
 
 
 def publish_without_addresses(folder: str) -> None:
