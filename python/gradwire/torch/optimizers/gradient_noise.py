@@ -107,8 +107,8 @@ class GradientNoise:
         """One for each tensor, from 1 to the root of the number of ranks; 1 before any update."""
         own, average = self.power
         ratio = torch.where(average > 0, own / average, 1.0)
-        gains: list[float] = ratio.clamp_(1.0, self.world_size).sqrt_().tolist()
-        return gains
+        # The machines' roots of tensors differ in the last bit; these do not.
+        return [math.sqrt(value) for value in ratio.clamp_(1.0, self.world_size).tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self._updates, "power": self.power.clone(), "own": self._own.clone()}
