@@ -2,7 +2,7 @@
 
 A state is a dictionary of plain values and tensors (`torch.load(..., weights_only=True)` reads it):
 
-    format      1
+    format      2. (In 1, LocalSteps with a delay began exchanges at their turn.)
     source      the class that saved it, such as GradwireState
     codec, exchange   of the training, as text
     rank, world_size
@@ -47,7 +47,7 @@ from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
 from gradwire.torch.staging.moves import moved
 
-FORMAT = 1
+FORMAT = 2
 StateDict = dict[str, Any]
 # Entries that name parameters. A server's state has all of its own in the last.
 _NAMING = {
@@ -247,10 +247,14 @@ def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
 
 
 def residuals_of(state: StateDict) -> list[Residual]:
-    """The state's residuals. Raises ValueError if it is not a dictionary of this format."""
-    if state.get("format") != FORMAT:
+    """The state's residuals. Raises ValueError if it is no state, or that of a later version."""
+    version = state.get("format")
+    if not isinstance(version, int) or version < 1:
+        raise ValueError(f"not a gradwire state: its format is {version!r}")
+    if version > FORMAT:
         raise ValueError(
-            f"not a gradwire state of format {FORMAT}: its format is {state.get('format')!r}"
+            f"the state has format {version}, and this version of gradwire reads formats 1 to "
+            f"{FORMAT}: load it with the version that saved it, or a later one"
         )
     return [
         Residual(

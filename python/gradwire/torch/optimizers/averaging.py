@@ -247,7 +247,16 @@ class Averaging:
         here = self.replica.shard_text()
         if state["shard"] != here:
             raise ValueError(f"the state is of shard {state['shard']}, not {here}")
-        self.rules.schedule.check_state(state["schedule"])
+        schedule = self.rules.schedule
+        schedule.check_state(state["schedule"])
+        # After `synchronize` the schedule begins again.
+        if state["format"] < 2 and 0 < schedule.delay < schedule.every and state["clock"] > 0:
+            raise ValueError(
+                f"the state is of LocalSteps of an earlier version, whose exchanges began with "
+                f"their turn and were applied delay={schedule.delay} steps later; now they begin "
+                "that much earlier. Load it in that version, call synchronize() on all ranks, and "
+                "save it again; or begin anew with the model it has"
+            )
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.check_state(saved)
         checkpoint.check_optimizer(state, self.optimizer)
