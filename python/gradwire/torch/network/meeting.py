@@ -212,23 +212,12 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
     if isinstance(where, Meeting):
         meeting = where
     else:
-        world = where or dist.group.WORLD
-        if world is None:
-            raise CommunicationError(
-                "there is no process group: call torch.distributed.init_process_group first"
-            )
+        world, place = require_group(where)
         names = ranks_in_world(world)
         if isinstance(world, MakesTransports):
             wire, store = world.make_transport(timeout)
             return wire, names, store
-        # A group that is written in Python does not know its store, but the world does.
-        known = distributed_c10d._world.pg_map.get(world)
-        place = world.get_group_store() or (known and known[1])
-        if place is None:
-            raise CommunicationError(
-                f"the process group {world.name()} has no store, where gradwire's ranks meet: make "
-                "it by torch.distributed.init_process_group or new_group"
-            )
+        assert place is not None, "other groups have one"
         require_gloo(f" beside {world.name()}")
         meeting = Meeting(place, world.rank(), world.size(), names, group=world)
 
@@ -239,6 +228,27 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
 
     group, store = meeting.make_group(make, timeout)
     return Wire(group, timeout, meeting.numbers), meeting.names, store
+
+
+def require_group(
+    group: dist.ProcessGroup | None,
+) -> tuple[dist.ProcessGroup, Store | None]:
+    """The group (None: all ranks of the world) and its store, which one that makes transports does
+    not need. Raises CommunicationError if there is none."""
+    group = group or dist.group.WORLD
+    if group is None:
+        raise CommunicationError(
+            "there is no process group: call torch.distributed.init_process_group first"
+        )
+    # A group that is written in Python does not know its store, but the world does.
+    known = distributed_c10d._world.pg_map.get(group)
+    store = group.get_group_store() or (known and known[1])
+    if store is None and not isinstance(group, MakesTransports):
+        raise CommunicationError(
+            f"the process group {group.name()} has no store, where gradwire's ranks meet: make "
+            "it by torch.distributed.init_process_group or new_group"
+        )
+    return group, store
 
 
 def require_gloo(beside: str = "") -> None:

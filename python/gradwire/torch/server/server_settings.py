@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import Layout
 from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.meeting import require_group
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, shapes_of
 from gradwire.torch.wrapping_optimizer import is_adaptive
@@ -153,7 +154,10 @@ class ServerSettings(ExchangeSettings):
         }
 
     def check_world(self, model: nn.Module | None) -> None:
-        """Raises ValueError for settings that do not suit each other, the world or the model."""
+        """Raises ValueError for settings that do not suit each other, the world or the model, and
+        CommunicationError for a process group where the ranks can't meet."""
+        if self.store is None:
+            require_group(self.process_group)
         if not 1 <= self.servers < self.world_size:
             raise ValueError(
                 f"servers is {self.servers}; a world of {self.world_size} ranks has 1 to "
