@@ -44,6 +44,19 @@ Applied apply(const Delta& delta, std::byte base, size_t shift, Execution& execu
   return {status.code(), {values.begin(), values.end()}};
 }
 
+// A delta that is decoded before does the same.
+void check_decoded(Delta delta, std::byte base, size_t shift, const Applied& whole) {
+  const Status decoded = decode_delta(delta, executions().front());
+  if (!decoded.ok()) {
+    require(decoded.code() == whole.code, "decoding finds another fault than applying");
+    return;
+  }
+  const Applied later = apply(delta, base, shift, executions().front());
+  require(later.code == whole.code, "a delta that was decoded has another status");
+  require(whole.code == StatusCode::kCorruptPayload || later.values == whole.values,
+          "a delta that was decoded makes other values");
+}
+
 void check(std::span<const std::byte> bytes, std::byte base, size_t shift) {
   const Result<Delta> parsed = parse_delta(bytes);
   if (!parsed.ok()) {
@@ -53,6 +66,7 @@ void check(std::span<const std::byte> bytes, std::byte base, size_t shift) {
   Delta delta = parsed.value();
   if (delta.n > kMaxFuzzedNumel) return;
   const Applied first = apply(delta, base, shift, executions().back());
+  check_decoded(delta, base, shift, first);
   for (Execution& execution : executions()) {
     const Applied other = apply(delta, base, 0, execution);
     require(other.code == first.code, "two targets differ in their status");

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -33,13 +34,16 @@ enum class DeltaElement : uint8_t {
 // Bytes of an element.
 [[nodiscard]] GRADWIRE_EXPORT uint64_t width_of(DeltaElement element) noexcept;
 
+struct DecodedChunks;
+
 struct Delta {
   DeltaElement element = DeltaElement::kFloat16;
   uint64_t n = 0;        // elements of either array
   uint64_t changed = 0;  // elements that differ
   uint64_t base_digest = 0;
   uint64_t result_digest = 0;
-  std::span<const std::byte> payload;  // inside the bytes that were parsed
+  std::span<const std::byte> payload;            // inside the bytes that were parsed
+  std::shared_ptr<const DecodedChunks> decoded;  // of decode_delta
 };
 
 // What identifies the bits of an array: XXH3-64 of the XXH3-64 of each 64 KiB, as little-endian
@@ -75,6 +79,10 @@ GRADWIRE_EXPORT Result<EncodedDelta> encode_delta(DeltaElement element, std::spa
 //   kTruncated, kBadMagic, kUnsupportedVersion, kReservedBits, kTrailingBytes, kLimitExceeded,
 //   kChecksumMismatch.
 GRADWIRE_EXPORT Result<Delta> parse_delta(std::span<const std::byte> bytes);
+
+// Decodes the chunks in which few elements change, so that apply_delta only moves elements: for who
+// wants to use the array until then. They take two bits for each element. kCorruptPayload.
+GRADWIRE_EXPORT Status decode_delta(Delta& delta, Execution& execution);
 
 // Makes the base in `values` the result, in place.
 //   kLengthMismatch: `values` has another length; nothing was changed.

@@ -77,6 +77,26 @@ void apply(ArrayLike data, ArrayLike values, int threads, const std::string& tar
   }));
 }
 
+// A delta that was decoded, and its bytes, from which dense chunks still are.
+class DecodedDelta {
+ public:
+  DecodedDelta(ArrayLike data, int threads, const std::string& target) : input_(data) {
+    delta_ = value_or_raise(without_gil([&] { return parse_delta(input_.bytes()); }));
+    Execution& execution = execution_for(target, threads);
+    raise_if_error(without_gil([&] { return decode_delta(delta_, execution); }));
+  }
+
+  void apply(ArrayLike values, int threads, const std::string& target) const {
+    const ByteOutput output(values);
+    Execution& execution = execution_for(target, threads);
+    raise_if_error(without_gil([&] { return apply_delta(delta_, writable(output), execution); }));
+  }
+
+ private:
+  ByteInput input_;
+  Delta delta_;
+};
+
 Dict fold(ArrayLike first, ArrayLike second, ArrayLike folded, int threads,
           const std::string& target) {
   const ByteInput before(first);
@@ -107,6 +127,13 @@ void bind_deltas(nb::module_& module) {
   module.def("apply_delta", &apply, nb::arg("delta"), nb::arg("values"), nb::kw_only(),
              nb::arg("threads") = 1, nb::arg("target") = "auto",
              "Makes the base in `values`, a uint8 array, the result, in place.");
+  nb::class_<DecodedDelta>(module, "DecodedDelta",
+                           "A delta that is decoded before it is applied, which is faster then. It "
+                           "takes two bits for each element.")
+      .def(nb::init<ArrayLike, int, const std::string&>(), nb::arg("data"), nb::kw_only(),
+           nb::arg("threads") = 1, nb::arg("target") = "auto")
+      .def("apply", &DecodedDelta::apply, nb::arg("values"), nb::kw_only(), nb::arg("threads") = 1,
+           nb::arg("target") = "auto", "As apply_delta does.");
   module.def("fold_deltas", &fold, nb::arg("first"), nb::arg("second"), nb::arg("folded"),
              nb::kw_only(), nb::arg("threads") = 1, nb::arg("target") = "auto",
              "Writes one delta for two that follow each other.");

@@ -145,27 +145,36 @@ bool read_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, uint64_
   return kernels.read_far_sizes(bytes.data(), bytes.size(), largest, far.sizes, far.count);
 }
 
+// Moves the elements by the steps of a sparse chunk.
+template <typename Bits>
+void move_elements(const Kernels& kernels, const uint64_t* changed, const uint64_t* minus,
+                   std::span<const uint16_t> far_places, const uint32_t* far_sizes, Bits* values,
+                   uint64_t n, ElementOrder order) {
+  if constexpr (sizeof(Bits) == 1) {
+    kernels.move_by_one8(values, n, order, changed, minus);
+  } else if constexpr (sizeof(Bits) == 2) {
+    kernels.move_by_one16(values, n, order, changed, minus);
+  } else {
+    kernels.move_by_one32(values, n, order, changed, minus);
+  }
+  for (size_t i = 0; i < far_places.size(); ++i) {
+    const size_t place = far_places[i];
+    const auto negative =
+        static_cast<Bits>(0 - (minus[place / kWordBits] >> place % kWordBits & 1));
+    const auto more = static_cast<Bits>(far_sizes[i] - 1);
+    values[place] =
+        step_from(values[place], static_cast<Bits>((more ^ negative) - negative), order);
+  }
+}
+
 template <typename Bits>
 bool apply_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* values, uint64_t n,
                   ElementOrder order) {
   ChunkSteps steps;
   FarSteps far;
   if (!read_sparse(kernels, bytes, n, kSignBit<Bits>, steps, far)) return false;
-  if constexpr (sizeof(Bits) == 1) {
-    kernels.move_by_one8(values, n, order, steps.changed, steps.minus);
-  } else if constexpr (sizeof(Bits) == 2) {
-    kernels.move_by_one16(values, n, order, steps.changed, steps.minus);
-  } else {
-    kernels.move_by_one32(values, n, order, steps.changed, steps.minus);
-  }
-  for (size_t i = 0; i < far.count; ++i) {
-    const size_t place = far.places[i];
-    const auto negative =
-        static_cast<Bits>(0 - (steps.minus[place / kWordBits] >> place % kWordBits & 1));
-    const auto more = static_cast<Bits>(far.sizes[i] - 1);
-    values[place] =
-        step_from(values[place], static_cast<Bits>((more ^ negative) - negative), order);
-  }
+  move_elements(kernels, steps.changed, steps.minus, std::span(far.places, far.count), far.sizes,
+                values, n, order);
   return true;
 }
 
@@ -206,20 +215,49 @@ bool apply_chunk(const Kernels& kernels, ChunkMode mode, std::span<const uint8_t
   return false;
 }
 
+template <typename Bits>
+std::optional<SparseSteps> decode_sparse(const Kernels& kernels, std::span<const uint8_t> bytes,
+                                         uint64_t n) {
+  ChunkSteps steps;
+  FarSteps far;
+  if (!read_sparse(kernels, bytes, n, kSignBit<Bits>, steps, far)) return std::nullopt;
+  const size_t words = trit_words(n);
+  return SparseSteps{{steps.changed, steps.changed + words},
+                     {steps.minus, steps.minus + words},
+                     {far.places, far.places + far.count},
+                     {far.sizes, far.sizes + far.count}};
+}
+
+template <typename Bits>
+void apply_steps(const Kernels& kernels, const SparseSteps& steps, Bits* values, uint64_t n,
+                 ElementOrder order) {
+  move_elements<Bits>(kernels, steps.changed.data(), steps.minus.data(), steps.far_places,
+                      steps.far_sizes.data(), values, n, order);
+}
+
 template CodedChunk encode_chunk(const Kernels&, const uint8_t*, const uint8_t*, uint64_t,
                                  ElementOrder, uint8_t*);
 template CodedChunk encode_steps(const Kernels&, const uint8_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint8_t*, uint64_t,
                           ElementOrder);
+template std::optional<SparseSteps> decode_sparse<uint8_t>(const Kernels&, std::span<const uint8_t>,
+                                                           uint64_t);
+template void apply_steps(const Kernels&, const SparseSteps&, uint8_t*, uint64_t, ElementOrder);
 template CodedChunk encode_chunk(const Kernels&, const uint16_t*, const uint16_t*, uint64_t,
                                  ElementOrder, uint8_t*);
 template CodedChunk encode_steps(const Kernels&, const uint16_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint16_t*, uint64_t,
                           ElementOrder);
+template std::optional<SparseSteps> decode_sparse<uint16_t>(const Kernels&,
+                                                            std::span<const uint8_t>, uint64_t);
+template void apply_steps(const Kernels&, const SparseSteps&, uint16_t*, uint64_t, ElementOrder);
 template CodedChunk encode_chunk(const Kernels&, const uint32_t*, const uint32_t*, uint64_t,
                                  ElementOrder, uint8_t*);
 template CodedChunk encode_steps(const Kernels&, const uint32_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint32_t*, uint64_t,
                           ElementOrder);
+template std::optional<SparseSteps> decode_sparse<uint32_t>(const Kernels&,
+                                                            std::span<const uint8_t>, uint64_t);
+template void apply_steps(const Kernels&, const SparseSteps&, uint32_t*, uint64_t, ElementOrder);
 
 }  // namespace gradwire

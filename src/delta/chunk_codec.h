@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "stages/kernels.h"
 #include "stages/rice/rice.h"
@@ -43,5 +45,22 @@ CodedChunk encode_steps(const Kernels& kernels, const Bits* steps, uint64_t n, u
 template <typename Bits>
 bool apply_chunk(const Kernels& kernels, ChunkMode mode, std::span<const uint8_t> bytes,
                  Bits* values, uint64_t n, ElementOrder order);
+
+// What a sparse chunk does to its elements.
+struct SparseSteps {
+  std::vector<uint64_t> changed;  // a bit for each element
+  std::vector<uint64_t> minus;    // whether its step is negative
+  std::vector<uint16_t> far_places;
+  std::vector<uint32_t> far_sizes;  // |step|, at least 2
+};
+
+// nullopt: the bytes are not valid.
+template <typename Bits>
+std::optional<SparseSteps> decode_sparse(const Kernels& kernels, std::span<const uint8_t> bytes,
+                                         uint64_t n);
+
+template <typename Bits>
+void apply_steps(const Kernels& kernels, const SparseSteps& steps, Bits* values, uint64_t n,
+                 ElementOrder order);
 
 }  // namespace gradwire

@@ -14,6 +14,14 @@
 #include "gradwire/codec.h"
 
 namespace gradwire {
+
+// By chunk; empty for those that are not sparse.
+struct DecodedChunks {
+  explicit DecodedChunks(uint64_t chunks) : sparse(chunks) {}
+
+  std::vector<SparseSteps> sparse;
+};
+
 namespace {
 
 constexpr std::byte kMagic[2] = {std::byte{'G'}, std::byte{'D'}};
@@ -342,7 +350,29 @@ Result<Delta> parse_delta(std::span<const std::byte> bytes) {
                field(kChangedAt),
                field(kBaseAt),
                field(kResultAt),
-               bytes.subspan(kDeltaHeaderSize)};
+               bytes.subspan(kDeltaHeaderSize),
+               nullptr};
+}
+
+Status decode_delta(Delta& delta, Execution& execution) {
+  GW_ASSIGN_OR_RETURN(const ChunkIndex index, find_chunks(delta));
+  auto decoded = std::make_shared<DecodedChunks>(index.modes.size());
+  FirstBad bad;
+  with_bits(delta.element, [&]<typename Bits>(Bits) {
+    execution.for_each(index.modes.size(), [&](size_t chunk) {
+      if (index.modes[chunk] != ChunkMode::kSparse) return;
+      auto steps = decode_sparse<Bits>(execution.kernels(), bytes_of(delta, index, chunk),
+                                       chunk_values(delta.n, chunk));
+      if (steps) {
+        decoded->sparse[chunk] = *std::move(steps);
+      } else {
+        bad.add(chunk);
+      }
+    });
+  });
+  GW_RETURN_IF_ERROR(bad.status());
+  delta.decoded = std::move(decoded);
+  return {};
 }
 
 Status apply_delta(const Delta& delta, std::span<std::byte> values, Execution& execution) {
@@ -361,8 +391,14 @@ Status apply_delta(const Delta& delta, std::span<std::byte> values, Execution& e
       const uint64_t n = chunk_values(delta.n, chunk);
       const auto part = values.subspan(at, n * sizeof(Bits));
       const auto apply = [&](Bits* first) {
-        return apply_chunk(execution.kernels(), index.modes[chunk], bytes_of(delta, index, chunk),
-                           first, n, order_of(delta.element));
+        const Kernels& kernels = execution.kernels();
+        const ElementOrder order = order_of(delta.element);
+        if (delta.decoded && index.modes[chunk] == ChunkMode::kSparse) {
+          apply_steps(kernels, delta.decoded->sparse[chunk], first, n, order);
+          return true;
+        }
+        return apply_chunk(kernels, index.modes[chunk], bytes_of(delta, index, chunk), first, n,
+                           order);
       };
       bool valid = true;
       if (reinterpret_cast<uintptr_t>(part.data()) % alignof(Bits) == 0) {

@@ -94,6 +94,12 @@ Status apply(const Bytes& delta, std::span<std::byte> values, Execution& executi
   return parsed.ok() ? apply_delta(parsed.value(), values, execution) : parsed.status();
 }
 
+Status apply_decoded(const Bytes& bytes, std::span<std::byte> values, Execution& execution) {
+  Delta delta = parse_delta(bytes).value();
+  const Status decoded = decode_delta(delta, execution);
+  return decoded.ok() ? apply_delta(delta, values, execution) : decoded;
+}
+
 struct Case {
   DeltaElement element;
   Change change;
@@ -126,6 +132,9 @@ TEST_P(DeltaTest, LeadsToTheResultOnEveryTarget) {
       const Status applied = apply(delta, values, execution);
       ASSERT_TRUE(applied.ok()) << applied.message();
       ASSERT_EQ(values, after);
+      values = before;
+      ASSERT_TRUE(apply_decoded(delta, values, execution).ok());
+      ASSERT_EQ(values, after);
     }
   }
 }
@@ -138,8 +147,11 @@ TEST_P(DeltaTest, ThreadsGiveTheSameBytes) {
   const Bytes delta = encoded(element(), copy, after, DeltaBase::kKeep, execution);
   EXPECT_EQ(delta, encoded(element(), before, after));
   EXPECT_EQ(copy, before);
+  Bytes other = copy;
   ASSERT_TRUE(apply(delta, copy, execution).ok());
   EXPECT_EQ(copy, after);
+  ASSERT_TRUE(apply_decoded(delta, other, execution).ok());
+  EXPECT_EQ(other, after);
 }
 
 TEST_P(DeltaTest, IsNoLongerThanTheValuesAndAHeader) {
@@ -295,8 +307,12 @@ TEST(DeltaDamageTest, NoByteIsTrusted) {
         trusted.payload = trusted.payload.first(random() % trusted.payload.size());
       }
       Bytes values = before;
-      const bool applied = apply_delta(trusted, values, execution).ok();
-      EXPECT_TRUE(!applied || values == after);
+      const StatusCode applied = apply_delta(trusted, values, execution).code();
+      EXPECT_TRUE(applied != StatusCode::kOk || values == after);
+      Bytes others = before;
+      const Status decoded = decode_delta(trusted, execution);
+      EXPECT_EQ(decoded.ok() ? apply_delta(trusted, others, execution).code() : decoded.code(),
+                applied);
     }
   }
 }

@@ -19,6 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import gradwire
 from gradwire._core import (
     AutoGoal,
+    DecodedDelta,
     Exchange,
     Layout,
     Simulation,
@@ -165,6 +166,8 @@ BYTES: dict[str, Door] = {
     "inspect_delta data": inspect_delta,
     "apply_delta delta": lambda t: apply_delta(t, ARRAY),
     "apply_delta values": lambda t: apply_delta(DELTA, t),
+    "DecodedDelta data": DecodedDelta,
+    "DecodedDelta.apply values": lambda t: DecodedDelta(DELTA).apply(t),
     "fold_deltas first": lambda t: fold_deltas(t, OF_FEW, ROOM),
     "fold_deltas second": lambda t: fold_deltas(OF_FEW, t, ROOM),
     "fold_deltas folded": lambda t: fold_deltas(OF_FEW, OF_FEW, t),

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from cli_runner import run
-from gradwire.weights import Publisher, Subscriber, WeightsError, target
+from gradwire.weights import Publisher, Subscriber, WeightsError, update
 from states import assert_same, bits, state_of
 
 
@@ -60,7 +60,7 @@ def test_who_stops_a_patch_is_told_what_is_there(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(target, "apply_blob", stop)
+    monkeypatch.setattr(update.Update, "apply_delta", stop)
     stopped = run("patch", old, tmp_path / "d")
     assert stopped.code == 130
     assert f"gradwire: {old} is neither the old checkpoint nor the new one now" in stopped.err

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from folders import FaultyFolder
+from gradwire import _core
 from gradwire.weights import (
     ConflictError,
     Folder,
@@ -108,6 +109,33 @@ def test_what_is_fetched_but_not_applied_is_folded_too(store: Place) -> None:
         assert fetched is not None
         assert fetched.version == time
     assert_reaches(subscriber, target, 4)
+
+
+def test_deltas_are_decoded_before_the_pause(store: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 1, 1)
+    target: State = {}
+    subscriber = Subscriber(store)
+    assert_reaches(subscriber, target, 1)
+    publish(store, 2, 2)
+    subscriber.fetch()
+    monkeypatch.delattr(_core, "apply_delta")
+    monkeypatch.delattr(_core, "DecodedDelta")
+    subscriber.apply_(target)
+    assert_same(target, state_of(2))
+
+
+def test_deltas_of_files_alone_are_not_decoded_before(
+    store: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files may be larger than memory."""
+    publish(store, 1, 1)
+    subscriber = Subscriber(store, local=tmp_path / "local")
+    subscriber.fetch()
+    subscriber.apply_()
+    publish(store, 2, 2)
+    monkeypatch.delattr(_core, "DecodedDelta")
+    subscriber.fetch()
+    assert subscriber.apply_().version == 2
 
 
 def test_an_anchor_is_taken_where_it_is_smaller() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradwire import _core
 from gradwire.weights.errors import DamagedVersionError
-from gradwire.weights.target import Target, Track, apply_blob
+from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import (
     Bytes,
     View,
@@ -93,7 +93,7 @@ def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, 
         else:
             before = view.read()
             values = before.copy()
-            apply_blob(entry, blob, values, threads)
+            update.apply_delta(key, values, threads)
             width = max(len(values) // max(entry.numel, 1), 1)
             rows = (values != before).reshape(-1, width)
             places = np.flatnonzero(rows.any(axis=1))
@@ -175,19 +175,20 @@ def fold_updates(first: Update, second: Update, threads: int) -> Update:
         elif entry.kind == "same":
             folded.add(before, first.blobs.get(key))
         else:
-            folded.add(*_fold(before, first.blobs.get(key), entry, second.blobs[key], threads))
+            folded.add(*_fold(before, first.blobs.get(key), entry, second, threads))
     return folded
 
 
 def _fold(
-    before: Entry, base: Blob | None, entry: Entry, blob: Blob, threads: int
+    before: Entry, base: Blob | None, entry: Entry, update: Update, threads: int
 ) -> tuple[Entry, Blob]:
-    """Something, then a delta."""
+    """Something, then a delta of an update."""
+    blob = update.blobs[entry.key]
     if base is None:  # the first changes nothing
         return entry, blob
     if before.kind == "full":
         data = np.frombuffer(base, np.uint8).copy()
-        apply_blob(entry, blob, data, threads)
+        update.apply_delta(entry.key, data, threads)
         return replace(before, digest=entry.digest), data
     width, _ = element_of(entry.dtype)
     room = np.empty(_core.max_delta_size(entry.nbytes // width, width), np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,7 @@ class Subscriber:
         self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None
         self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
+        self._written: Collection[str] = ()  # tensors in memory
         self._replaced = 0  # as the store counts it
 
     @property
@@ -97,7 +98,7 @@ class Subscriber:
         return self._version
 
     def fetch(self, version: int | None = None) -> Fetched | None:
-        """Fetches and checks a version, while the model is in use.
+        """Fetches, checks and decodes a version, while the model is in use.
 
         Args:
             version: Its number, also of one before that in use; None: the newest.
@@ -175,6 +176,8 @@ class Subscriber:
             self._local.apply(update)
         if target is not None:
             self._model = _reference(target)
+            found = update.entries.items()
+            self._written = {key for key, entry in found if tensors.find(entry) is not None}
         self._version, self._is_claim = update.version, False
         return Applied(update.version, seconds)
 
@@ -205,6 +208,7 @@ class Subscriber:
             if update.base == wanted:
                 self._is_claim, self._pending = False, None
                 return
+        update.decode(self._written, self._threads)
         self._pending = update
 
 

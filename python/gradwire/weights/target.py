@@ -11,10 +11,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gradwire import GradwireError, _core
-from gradwire.weights.errors import DamagedVersionError, StaleBaseError, WeightsError
+from gradwire.weights.errors import StaleBaseError, WeightsError
 from gradwire.weights.tensors import (
-    Bytes,
     Place,
     View,
     is_torch,
@@ -23,7 +21,7 @@ from gradwire.weights.tensors import (
     tied_names,
     views_of,
 )
-from gradwire.weights.update import Blob, Entry, Update, digest_of
+from gradwire.weights.update import Entry, Update, digest_of
 
 Track = Callable[[Sequence[Any]], Iterator[Any]]  # passes a list on, and shows progress
 
@@ -192,16 +190,17 @@ class Target:
         """Applies an update that `check` has accepted. track: sees the tensors that change."""
         equal = self._part(update)
         for key in track([key for key in update.blobs if key not in equal]):
-            blob = update.blobs[key]
             entry = update.entries[key]
             if self._is_elsewhere(entry):
                 continue
             view = self.find(entry) or self._add(entry)
-            data = view.read() if entry.kind == "delta" else np.frombuffer(blob, np.uint8)
-            if entry.kind == "delta":
+            if entry.kind == "full":
+                data = np.frombuffer(update.blobs[key], np.uint8)
+            else:
+                data = view.read()
                 if not data.flags.writeable:
                     data = data.copy()
-                apply_blob(entry, blob, data, self._threads)
+                update.apply_delta(key, data, self._threads)
             view.write(data)
         for entry in update.entries.values():
             if entry.kind == "tied" and not self._is_elsewhere(entry):
@@ -291,13 +290,3 @@ def _results(entries: Sequence[Entry], update: Update) -> list[tuple[Place, int]
     """What the tensor is in the update."""
     origins = [update.entries[entry.to] if entry.to else entry for entry in entries]
     return sorted((one.at, origin.digest) for one, origin in zip(entries, origins, strict=True))
-
-
-def apply_blob(entry: Entry, blob: Blob, data: Bytes, threads: int) -> None:
-    """Makes the base of a delta, in `data`, its result."""
-    try:
-        _core.apply_delta(np.frombuffer(blob, np.uint8), data, threads=threads)
-    except GradwireError as error:
-        raise DamagedVersionError(
-            f"tensor {entry.key!r}: {error}; the tensors are of no version now. Take a full version"
-        ) from None

@@ -10,7 +10,7 @@ hold the header of the new one, and `gradwire.removed` a list of names that it h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -112,7 +112,8 @@ class Entry:
 @dataclass
 class Update:
     """The way from the version `base` to `version`; base None: from nothing, all tensors are
-    full. blobs: the bytes of full tensors and deltas by key.
+    full. blobs: the bytes of full tensors and deltas by key. decoded: deltas that
+    were decoded before they are applied.
 
     From one .safetensors file to another it also has: head, the bytes before the data of the new
     file, if the old one has others; removed, the names of tensors of the old file alone.
@@ -122,6 +123,7 @@ class Update:
     base: int | None
     entries: dict[str, Entry] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
+    decoded: dict[str, _core.DecodedDelta] = field(default_factory=dict)
     head: bytes = b""
     removed: Sequence[str] = ()
 
@@ -138,6 +140,28 @@ class Update:
         self.entries[entry.key] = entry
         if blob is not None:
             self.blobs[entry.key] = blob
+
+    def decode(self, keys: Collection[str], threads: int) -> None:
+        """Decodes the deltas of some tensors, which are applied faster then, and take two bits for
+        each element until then. Raises DamagedVersionError."""
+        for key, blob in self.blobs.items():
+            if key in keys and self.entries[key].kind == "delta":
+                try:
+                    self.decoded[key] = _core.DecodedDelta(blob, threads=threads)
+                except GradwireError as error:
+                    raise DamagedVersionError(f"tensor {key!r}: {error}") from None
+
+    def apply_delta(self, key: str, data: Bytes, threads: int) -> None:
+        """Makes the base of a tensor, in `data`, its result. Raises DamagedVersionError."""
+        try:
+            if key in self.decoded:
+                self.decoded[key].apply(data, threads=threads)
+            else:
+                _core.apply_delta(np.frombuffer(self.blobs[key], np.uint8), data, threads=threads)
+        except GradwireError as error:
+            raise DamagedVersionError(
+                f"tensor {key!r}: {error}; the tensors are of no version now. Take a full version"
+            ) from None
 
     def merge(self, others: Iterable[Update]) -> Update:
         """This update with the parts that others hold. What several hold is taken once."""
