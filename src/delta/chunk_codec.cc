@@ -12,8 +12,7 @@
 namespace gradwire {
 namespace {
 
-// Above this share of changed elements a chunk is not sparse, and up to the other it is not dense:
-// every element of a dense chunk takes a bit or more.
+// Above this share of changed elements a chunk is not sparse, and up to the other it is not dense.
 constexpr uint64_t kMostSparse = 4;  // n / 4
 constexpr uint64_t kLeastDense = 8;  // n / 8
 
@@ -109,7 +108,9 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
     assert(sparse.size() <= chunk_room(n, sizeof(Bits)));
     if (take_if_smaller(ChunkMode::kSparse, sparse.size())) sparse.write(out);
   }
-  if (changed > n / kLeastDense || best.mode == ChunkMode::kVerbatim) {
+  // Each element of a dense chunk takes a bit or more, and each that changed one more, its sign.
+  if (best.mode == ChunkMode::kVerbatim ||
+      (changed > n / kLeastDense && 8 * uint64_t{best.size} > n + changed)) {
     const DenseCode<Bits> dense(from, to, n, order);
     if (take_if_smaller(ChunkMode::kDense, dense.size())) dense.write(kernels, out);
   }
