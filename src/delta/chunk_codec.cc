@@ -111,8 +111,8 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   // Each element of a dense chunk takes a bit or more, and each that changed one more, its sign.
   if (best.mode == ChunkMode::kVerbatim ||
       (changed > n / kLeastDense && 8 * uint64_t{best.size} > n + changed)) {
-    const DenseCode<Bits> dense(from, to, n, order);
-    if (take_if_smaller(ChunkMode::kDense, dense.size())) dense.write(kernels, out);
+    const DenseCode<Bits> dense(kernels, from, to, n, order);
+    if (take_if_smaller(ChunkMode::kDense, dense.size())) dense.write(out);
   }
   return best;
 }

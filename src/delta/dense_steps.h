@@ -23,14 +23,6 @@ inline constexpr size_t kSymbolsOf = 8 * sizeof(Bits) + 1;
 template <typename Bits>
 inline constexpr size_t kLengthsSize = (kSymbolsOf<Bits> + 1) / 2;
 
-// A number's bits, without a count of zeros, so that the compiler makes vectors of it.
-inline uint32_t bit_width_of(uint32_t number) {
-  // Without the bit below the highest, no rounding reaches the next power of two.
-  const auto rounded = static_cast<float>(static_cast<int32_t>(number & ~(number >> 1)));
-  const auto exponent = static_cast<int32_t>(std::bit_cast<uint32_t>(rounded) >> 23 & 0xff);
-  return static_cast<uint32_t>(std::max(exponent - 126, 0));
-}
-
 inline constexpr size_t kMostDense = 65536;  // elements of a chunk
 
 // Some steps as the kernels take them.
@@ -40,22 +32,32 @@ struct DensePieces {
   uint8_t symbols[kMost];
   uint32_t sizes[kMost];
 
-  template <typename Bits>
-  void take(const Bits* from, const Bits* to, size_t n, ElementOrder order) {
-    for (size_t i = 0; i < n; ++i) {
-      const Bits step = step_between(from[i], to[i], order);
-      const uint32_t size = step_size(step);
-      symbols[i] = static_cast<uint8_t>(bit_width_of(size));
-      sizes[i] = size << 1 | is_negative_step(step);
-    }
+  void take(const Kernels& kernels, const uint8_t* from, const uint8_t* to, size_t n,
+            ElementOrder order) {
+    kernels.split_steps8(from, to, n, order, symbols, sizes);
+  }
+  void take(const Kernels& kernels, const uint16_t* from, const uint16_t* to, size_t n,
+            ElementOrder order) {
+    kernels.split_steps16(from, to, n, order, symbols, sizes);
+  }
+  void take(const Kernels& kernels, const uint32_t* from, const uint32_t* to, size_t n,
+            ElementOrder order) {
+    kernels.split_steps32(from, to, n, order, symbols, sizes);
   }
 };
 
 template <typename Bits>
 class DenseCode {
  public:
-  DenseCode(const Bits* from, const Bits* to, uint64_t n, ElementOrder order)
-      : from_(from), to_(to), n_(n), order_(order), counts_(*this), codes_(counts_.lengths) {
+  DenseCode(const Kernels& kernels, const Bits* from, const Bits* to, uint64_t n,
+            ElementOrder order)
+      : kernels_(kernels),
+        from_(from),
+        to_(to),
+        n_(n),
+        order_(order),
+        counts_(*this),
+        codes_(counts_.lengths) {
     uint64_t size_bits = 0;
     size_ = kLengthsSize<Bits>;
     for (size_t run = 0; run < kDenseRuns; ++run) {
@@ -74,7 +76,7 @@ class DenseCode {
   [[nodiscard]] uint64_t size() const { return size_; }
 
   // Writes size() bytes, and up to 8 after them.
-  void write(const Kernels& kernels, uint8_t* out) const {
+  void write(uint8_t* out) const {
     const PrefixLengths& lengths = counts_.lengths;
     for (size_t i = 0; i < kLengthsSize<Bits>; ++i) {
       const uint8_t high = 2 * i + 1 < kSymbolsOf<Bits> ? lengths.of[2 * i + 1] : 0;
@@ -86,13 +88,13 @@ class DenseCode {
       RiceWriter writer{out};
       const size_t first = std::min<size_t>(run * most, n_);
       const size_t n = std::min<size_t>(first + most, n_) - first;
-      kernels.write_symbols(symbols_ + first, n, codes_, lengths, writer);
+      kernels_.write_symbols(symbols_ + first, n, codes_, lengths, writer);
       out += strings_[run];
     }
     RiceWriter writer{out};
     for (size_t run = 0; run < kDenseRuns; ++run) {
       for_each_piece(run, [&](const DensePieces& pieces, size_t, size_t n) {
-        kernels.write_sizes(pieces.symbols, pieces.sizes, n, writer);
+        kernels_.write_sizes(pieces.symbols, pieces.sizes, n, writer);
       });
     }
   }
@@ -110,7 +112,11 @@ class DenseCode {
         uint32_t parts[4][kSymbolsOf<Bits>] = {};
         code.for_each_piece(run, [&](const DensePieces& pieces, size_t at, size_t n) {
           std::copy_n(pieces.symbols, n, code.symbols_ + at);
-          for (size_t i = 0; i < n; ++i) ++parts[i % 4][pieces.symbols[i]];
+          size_t i = 0;
+          for (; i + 4 <= n; i += 4) {
+            for (size_t j = 0; j < 4; ++j) ++parts[j][pieces.symbols[i + j]];
+          }
+          for (; i < n; ++i) ++parts[0][pieces.symbols[i]];
         });
         for (size_t symbol = 0; symbol < kSymbolsOf<Bits>; ++symbol) {
           for (const auto& part : parts) of[run][symbol] += part[symbol];
@@ -128,11 +134,12 @@ class DenseCode {
     const size_t end = std::min<size_t>((run + 1) * most, n_);
     for (size_t at = std::min<size_t>(run * most, n_); at < end; at += DensePieces::kMost) {
       const size_t n = std::min(end - at, DensePieces::kMost);
-      pieces.take(from_ + at, to_ + at, n, order_);
+      pieces.take(kernels_, from_ + at, to_ + at, n, order_);
       take(pieces, at, n);
     }
   }
 
+  const Kernels& kernels_;
   const Bits* from_;
   const Bits* to_;
   uint64_t n_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "base/endian.h"
 #include "stages/dense/prefix_code.h"
 #include "stages/rice/rice_bits.h"
+#include "stages/steps/steps.h"
 
 namespace gradwire {
 
@@ -26,25 +28,61 @@ using DenseStrings = std::array<std::span<const uint8_t>, kDenseRuns>;
 
 constexpr size_t dense_run(size_t n) { return (n + kDenseRuns - 1) / kDenseRuns; }
 
+// A number's bits, without a count of zeros, so that the compiler makes vectors of it.
+HWY_INLINE uint32_t bit_width_of(uint32_t number) {
+  // Without the bit below the highest, no rounding reaches the next power of two.
+  const auto rounded = static_cast<float>(static_cast<int32_t>(number & ~(number >> 1)));
+  const auto exponent = static_cast<int32_t>(std::bit_cast<uint32_t>(rounded) >> 23 & 0xff);
+  return static_cast<uint32_t>(std::max(exponent - 126, 0));
+}
+
+template <ElementOrder kOrder, typename Bits>
+HWY_INLINE void split_steps_in(const Bits* from, const Bits* to, size_t n, uint8_t* symbols,
+                               uint32_t* sizes) {
+  for (size_t i = 0; i < n; ++i) {
+    const Bits step = step_between(from[i], to[i], kOrder);
+    const uint32_t size = step_size(step);
+    const uint32_t width = bit_width_of(size);
+    symbols[i] = static_cast<uint8_t>(width);
+    // Two shifts, because 32 bits can't be shifted by 32.
+    const uint32_t power = uint32_t{1} << width / 2 << (width - width / 2);
+    sizes[i] = (size << 1 | is_negative_step(step)) & (power - 1);
+  }
+}
+
+// Kernels::split_steps8 to split_steps32.
+template <typename Bits>
+HWY_INLINE void split_each_step(const Bits* from, const Bits* to, size_t n, ElementOrder order,
+                                uint8_t* symbols, uint32_t* sizes) {
+  if (order == ElementOrder::kFloat) {
+    split_steps_in<ElementOrder::kFloat>(from, to, n, symbols, sizes);
+  } else {
+    split_steps_in<ElementOrder::kInteger>(from, to, n, symbols, sizes);
+  }
+}
+
 // Kernels::write_symbols.
 HWY_INLINE void write_symbol_codes(const uint8_t* symbols, size_t n, const PrefixCodes& codes,
-                                   const PrefixLengths& lengths, RiceWriter& writer) {
-  constexpr size_t kAtOnce = 4;
+                                   const PrefixLengths& lengths, RiceWriter& to) {
+  RiceWriter writer = to;  // in registers, which no byte that is written may be a part of
+  constexpr size_t kAtOnce = 5;
   static_assert(kAtOnce * kLongestPrefix <= kMostBetweenFlushes);
-  for (size_t i = 0; i < n; i += kAtOnce) {
-    for (size_t j = i; j < std::min(i + kAtOnce, n); ++j) {
-      writer.put(0, codes.of[symbols[j]], lengths.of[symbols[j]]);
-    }
+  const auto put = [&](size_t i) { writer.put(0, codes.of[symbols[i]], lengths.of[symbols[i]]); };
+  size_t i = 0;
+  for (; i + kAtOnce <= n; i += kAtOnce) {
+    for (size_t j = 0; j < kAtOnce; ++j) put(i + j);
     writer.flush();
   }
+  for (; i < n; ++i) put(i);
+  writer.flush();
+  to = writer;
 }
 
 // Kernels::write_sizes.
 HWY_INLINE void write_size_bits(const uint8_t* symbols, const uint32_t* sizes, size_t n,
-                                RiceWriter& writer) {
-  const auto put = [&](size_t i) {
-    writer.put(0, sizes[i] & ((uint64_t{1} << symbols[i]) - 1), symbols[i]);
-  };
+                                RiceWriter& to) {
+  RiceWriter writer = to;
+  const auto put = [&](size_t i) { writer.put(0, sizes[i], symbols[i]); };
   size_t i = 0;
   for (; i + 2 <= n; i += 2) {
     put(i);
@@ -52,9 +90,11 @@ HWY_INLINE void write_size_bits(const uint8_t* symbols, const uint32_t* sizes, s
     put(i + 1);
     writer.flush();
   }
-  if (i == n) return;
-  put(i);
-  writer.flush();
+  if (i != n) {
+    put(i);
+    writer.flush();
+  }
+  to = writer;
 }
 
 // A run on its way from its string to symbols.

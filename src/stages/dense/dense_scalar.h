@@ -9,6 +9,19 @@
 
 namespace gradwire::scalar {
 
+inline void split_steps8(const uint8_t* from, const uint8_t* to, size_t n, ElementOrder order,
+                         uint8_t* symbols, uint32_t* sizes) {
+  split_each_step(from, to, n, order, symbols, sizes);
+}
+inline void split_steps16(const uint16_t* from, const uint16_t* to, size_t n, ElementOrder order,
+                          uint8_t* symbols, uint32_t* sizes) {
+  split_each_step(from, to, n, order, symbols, sizes);
+}
+inline void split_steps32(const uint32_t* from, const uint32_t* to, size_t n, ElementOrder order,
+                          uint8_t* symbols, uint32_t* sizes) {
+  split_each_step(from, to, n, order, symbols, sizes);
+}
+
 inline void write_symbols(const uint8_t* symbols, size_t n, const PrefixCodes& codes,
                           const PrefixLengths& lengths, RiceWriter& writer) {
   write_symbol_codes(symbols, n, codes, lengths, writer);
