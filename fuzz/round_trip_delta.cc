@@ -30,10 +30,10 @@ Choices read_choices(const std::byte* bytes) {
                                         DeltaElement::kInteger32, DeltaElement::kFloat8,
                                         DeltaElement::kFloat16,   DeltaElement::kFloat32};
   const auto flags = load_le<uint8_t>(bytes);
-  // A quarter of the inputs are long: several chunks cost time.
+  // One input in sixteen is long: several chunks cost time.
   const auto n = load_le<uint32_t>(bytes + 4);
   return {kElements[flags % 6], flags >= 128, load_le<uint16_t>(bytes + 2),
-          load_le<uint8_t>(bytes + 1) % 4u, n % (n >> 30 == 3 ? 2 * kMaxFuzzedNumel : 4096)};
+          load_le<uint8_t>(bytes + 1) % 4u, n % (n >> 28 == 15 ? 2 * kMaxFuzzedNumel : 4096)};
 }
 
 // `size` bytes: `part`, then `zeros` zeros, and so on.
