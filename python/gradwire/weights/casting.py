@@ -74,7 +74,8 @@ def _count_beyond(values: Any, limit: float, keeps_infinity: bool) -> int:
     if is_torch(values):
         low, high = (float(one) for one in values.aminmax()) if values.numel() else (0.0, 0.0)
     else:
-        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+        with np.errstate(invalid="ignore"):  # of dtypes that ml_dtypes adds
+            low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if max(-low, high) < limit:  # False if there is a NaN
         return 0
     magnitude = abs(values)
