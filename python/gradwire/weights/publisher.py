@@ -63,7 +63,8 @@ class Publisher:
             folder of such files, or a dictionary. None: the first version is a full one.
         anchor_every: Every so many versions a full one is published, too, from which new receivers
             can start. 0: never.
-        dtype: The dtype in which floats are published, such as "bfloat16": what receivers see.
+        dtype: The dtype in which floats are published, such as "bfloat16": what receivers see. A
+            number that is too large for it is an error.
         rename: Gives a tensor's name in the store: a function, or a dictionary of the names that
             change. Each name in it must be that of a tensor, of this rank or another.
         rank: This rank, where several publish shards of their own. Rank 0 commits a version when
@@ -125,7 +126,8 @@ class Publisher:
 
         Raises:
             ConflictError: Another publisher has published; the message names it.
-            WeightsError: Something is no tensor, or another rank was missing.
+            WeightsError: Something is no tensor or does not fit into `dtype`, or another rank was
+                missing or got an error, which the message has.
             OSError: The store cannot be written. If the version does not exist then, the next one
                 is published in full.
         """

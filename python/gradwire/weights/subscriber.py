@@ -64,7 +64,8 @@ class Subscriber:
         store: What the publisher has: a folder, a prefix that fsspec opens, or a `Folder`.
         local: A .safetensors file or a folder of such files that follows the versions. Without a
             marker of an earlier subscriber it is version 0, the publisher's `base`. It may be
-            missing; the first version is a full one then.
+            missing; the first version is a full one then. Tensors in it that no version has put
+            there are an error.
         version: The version that the model has at the start, without `local`: 0 is the publisher's
             `base`. None: it has none, and the first fetch takes a full version.
         threads: Threads.
@@ -147,7 +148,8 @@ class Subscriber:
 
         Args:
             target: A model with state_dict(), or a dictionary of arrays or tensors, in which
-                tensors may appear and vanish. None: only `local` changes.
+                tensors may appear and vanish if they are not a model's own. None: only `local`
+                changes.
 
         Raises:
             StaleBaseError: The model's values are not those of the version that was in use. Nothing
