@@ -37,11 +37,7 @@ def read_safetensors(data: memoryview) -> tuple[list[Tensor], dict[str, str]]:
     Raises ValueError, which names the tensor.
     """
     header, body = _read_header(data)
-    metadata = header.pop(RESERVED_NAME, None)
-    if metadata is None:  # or null, as in the package
-        metadata = {}
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError(f"{RESERVED_NAME} is not an object of strings")
+    metadata = _pop_metadata(header)
     read = (_read_entry(name, entry, body) for name, entry in header.items())
     placed = sorted(read, key=itemgetter(0, 1))
     end = 0
@@ -65,15 +61,14 @@ def parse_head(head: bytes) -> list[Tensor]:
     header = parse_json(head[_LENGTH_BYTES:], _NESTING)
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
-    header.pop(RESERVED_NAME, None)
-    try:
-        described = sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])
-        tensors = [Tensor(name, one["dtype"], tuple(one["shape"]), b"") for name, one in described]
-        sizes = [bytes_of("safetensors", tensor.dtype, tensor.numel) or 0 for tensor in tensors]
-        ends = list(itertools.accumulate(sizes))
-        places = [list(pair) for pair in zip([0, *ends], ends, strict=False)]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"an entry of its header is no tensor: {error!r}") from None
+    _pop_metadata(header)
+    for name, entry in header.items():
+        _check_entry(name, entry)
+    described = sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])
+    tensors = [Tensor(name, one["dtype"], tuple(one["shape"]), b"") for name, one in described]
+    sizes = [bytes_of("safetensors", tensor.dtype, tensor.numel) or 0 for tensor in tensors]
+    ends = list(itertools.accumulate(sizes))
+    places = [list(pair) for pair in zip([0, *ends], ends, strict=False)]
     if [one["data_offsets"] for _, one in described] != places:
         raise ValueError("its tensors do not stand one behind the other")
     return tensors
@@ -133,15 +128,9 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], memoryview]:
 
 def _read_entry(name: str, entry: Any, body: memoryview) -> tuple[int, int, Tensor]:
     """The tensor, and where its data begin and end."""
+    _check_entry(name, entry)
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     where = f"tensor {name!r}"
-    if not isinstance(entry, dict) or set(entry) != _KEYS:
-        raise ValueError(f"{where} must have {', '.join(sorted(_KEYS))}, and nothing else")
-    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in SAFETENSORS_BITS:
-        raise ValueError(f"{where} has dtype {dtype}, not supported: {', '.join(SAFETENSORS_BITS)}")
-    if not _are_natural(shape) or not _are_natural(place) or len(place) != 2:
-        raise ValueError(f"{where}: shape or data_offsets do not hold integers from 0 on")
-    begin, end = place
     if not begin <= end <= len(body):
         raise ValueError(f"{where}: its data would end at byte {end} of {len(body)}")
     tensor = Tensor(name, dtype, tuple(shape), body[begin:end])
@@ -151,6 +140,26 @@ def _read_entry(name: str, entry: Any, body: memoryview) -> tuple[int, int, Tens
             f"{where}: {end - begin} bytes are not those of dtype {dtype} and shape {shape}"
         )
     return begin, end, tensor
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    where = f"tensor {name!r}"
+    if not isinstance(entry, dict) or set(entry) != _KEYS:
+        raise ValueError(f"{where} must have {', '.join(sorted(_KEYS))}, and nothing else")
+    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in SAFETENSORS_BITS:
+        raise ValueError(f"{where} has dtype {dtype}, not supported: {', '.join(SAFETENSORS_BITS)}")
+    if not _are_natural(shape) or not _are_natural(place) or len(place) != 2:
+        raise ValueError(f"{where}: shape or data_offsets do not hold integers from 0 on")
+
+
+def _pop_metadata(header: dict[str, Any]) -> dict[str, str]:
+    metadata = header.pop(RESERVED_NAME, None)
+    if metadata is None:  # or null, as in the package
+        metadata = {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"{RESERVED_NAME} is not an object of strings")
+    return metadata
 
 
 def _are_natural(values: Any) -> bool:

@@ -253,9 +253,27 @@ def test_shards_give_their_metadata_to_the_one_file(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt", "new 0": "x", "new 1": "x", "new 2": "x"}
 
 
+HEAD = json.dumps(
+    {
+        "step": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+        "bias": {"dtype": "F32", "shape": [7], "data_offsets": [8, 36]},
+        "weight": {"dtype": "BF16", "shape": [100, 30], "data_offsets": [36, 6036]},
+    }
+)
+
+
 @pytest.mark.parametrize(
     "head",
-    ["{", "[]", '{"weight":1}', '{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'],
+    [
+        "{",
+        "[]",
+        '{"weight":1}',
+        '{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        HEAD.replace("100", "100.0"),
+        HEAD.replace("[0, ", "[4, "),
+        HEAD.replace("6036", "6034"),
+        HEAD.replace("{", '{"__metadata__": {"by": 1}, ', 1),
+    ],
 )
 def test_a_delta_with_the_head_of_another_file_is_damaged(tmp_path: Path, head: str) -> None:
     old, new = save(tmp_path / "old", 1, False), tmp_path / "new.safetensors"
@@ -270,6 +288,9 @@ def test_a_delta_with_the_head_of_another_file_is_damaged(tmp_path: Path, head: 
     assert stopped.code == 1
     assert f"{tmp_path / 'd'}: " in stopped.err
     assert old.read_bytes() == kept
+    safetensors.torch.save_file(tensors, tmp_path / "d", metadata | {"gradwire.head": HEAD})
+    assert run("patch", old, tmp_path / "d").code == 0
+    assert_same(load(old), state_of(2))
 
 
 def test_tensors_that_the_delta_does_not_know_are_not_lost(tmp_path: Path) -> None:
