@@ -114,6 +114,10 @@ def main() -> None:
     found["agreed"] = look_at_agreed()
     wrong: dict[str, Callable[[Training], Any]] = {
         "not prepared": lambda t: compress(t.accelerator, t.model, t.optimizer.optimizer),
+        "twice": lambda t: [compress(t.accelerator, t.model, t.optimizer) for _ in range(2)],
+        "twice local": lambda t: [
+            compress(t.accelerator, t.model, t.optimizer, every=2) for _ in range(2)
+        ],
         "plain model": lambda t: compress(t.accelerator, t.model.module, t.optimizer),
     }
     for name, make in wrong.items():

@@ -67,7 +67,12 @@ def test_what_is_not_prepared_is_refused(ranks: list[Found]) -> None:
     assert "without DistributedDataParallel" in ranks[0]["plain model"]
 
 
-def test_a_single_process_is_refused() -> None:
+def test_a_second_call_is_refused(ranks: list[Found]) -> None:
+    assert "gradwire.contrib.accelerate.compress puts a hook into" in ranks[0]["twice"]
+    assert "compress takes a model and its optimizer once" in ranks[0]["twice local"]
+
+
+def test_a_process_without_torchrun_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     linear = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(linear, torch.optim.SGD(linear.parameters(), lr=0.1))

@@ -42,6 +42,18 @@ def test_the_recipe_learns_and_compresses(
     assert all(ratio > least for ratio, least in zip(found, ratios, strict=True)), printed
 
 
+@pytest.mark.parametrize(
+    ("package", "example"),
+    [("accelerate", "accelerate_adamw"), ("transformers", "transformers_trainer")],
+)
+def test_a_rank_alone_trains(package: str, example: str) -> None:
+    require(package)
+    printed, _ = run_program(EXAMPLES / f"{example}.py", 1)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert losses[-1] < 0.5 * losses[0], printed
+    assert "nothing sent" in printed
+
+
 def test_a_process_that_generates_follows_trl() -> None:
     """Each step has answers of the version before it, and the policy learns the task."""
     require("trl")

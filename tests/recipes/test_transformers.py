@@ -111,7 +111,7 @@ def test_two_callbacks_are_refused(found: Found) -> None:
     assert "two GradwireCallbacks" in found["two"]
 
 
-def test_a_single_process_is_refused(tmp_path: Path) -> None:
+def test_a_process_without_torchrun_is_refused(tmp_path: Path) -> None:
     import torch
 
     model = torch.nn.Linear(1, 1)

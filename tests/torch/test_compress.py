@@ -101,6 +101,23 @@ def refuse_in_ddp() -> str:
     return str(raised.value)
 
 
+def compress_twice() -> str:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    compress(model, sgd)
+    try:
+        compress(model, sgd)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_gets_one_hook(cluster: Cluster) -> None:
+    for message in cluster.run(2, compress_twice):
+        assert message.startswith("compress puts a hook into DistributedDataParallel, and this")
+        assert "gradwire_hook already: compress a model once" in message
+
+
 def test_compress_says_whose_an_option_is(cluster: Cluster) -> None:
     (said,) = cluster.run(1, refuse_in_ddp)
     assert "every is for LocalSteps, and compress takes GradwireState" in said

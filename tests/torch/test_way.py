@@ -47,6 +47,33 @@ def resume_otherwise(folder: Path, first: dict[str, Any], then: dict[str, Any]) 
     return ""
 
 
+def attach_twice(first: dict[str, Any], then: dict[str, Any]) -> str:
+    """What is said when the second adapter is given what the first one returned."""
+    model = DistributedDataParallel(torch.nn.Linear(20, 20))
+    optimizer: Any = torch.optim.AdamW(model.parameters())
+    optimizer = Way("first", "small", first).attach(model, optimizer)
+    try:
+        Way("second", "small", then).attach(model, optimizer)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ({"every": 2}, {"every": 2}, "second takes a model and its optimizer once"),
+        ({"every": 2}, {}, "second takes a model and its optimizer once"),
+        ({}, {}, "this module has gradwire_hook already"),
+    ],
+)
+def test_a_training_is_compressed_once(
+    cluster: Cluster, first: dict[str, Any], then: dict[str, Any], said: str
+) -> None:
+    for message in cluster.run(2, attach_twice, first, then):
+        assert said in message
+
+
 def test_a_rank_need_not_wait_for_the_folder(cluster: Cluster, tmp_path: Path) -> None:
     files = ["last.ckpt", "last.ckpt.gradwire_0.pt", "last.ckpt.gradwire_1.pt"]
     assert cluster.run(2, save_late, tmp_path) == [files, files]

@@ -53,7 +53,8 @@ def compress(
 
     Raises:
         TypeError: The optimizer is not prepared, or the class that is taken lacks an option.
-        RuntimeError: There is a single process, or FSDP or DeepSpeed.
+        RuntimeError: There is no process group, there is FSDP or DeepSpeed, or model and optimizer
+            are compressed already.
         Further errors: Those of GradwireState or LocalSteps.
     """
     if not isinstance(optimizer, AcceleratedOptimizer):

@@ -52,7 +52,8 @@ def compress(
         The optimizer to step from now on, and the way, whose `stats()` are a report.
 
     Raises:
-        RuntimeError: It is called outside a worker of Ray Train, or with a single worker.
+        RuntimeError: It is called outside a worker of Ray Train, with a single worker, or for a
+            model and an optimizer that are compressed already.
         TypeError: The model is not in DDP, or the class that is taken lacks an option.
         Further errors: Those of GradwireState or LocalSteps.
     """

@@ -59,8 +59,9 @@ class GradwireCallback(TrainerCallback):
     Raises:
         TypeError: The class that is taken lacks an option.
 
-    `train` raises RuntimeError for a single process, FSDP, DeepSpeed and a second GradwireCallback,
-    and the errors of GradwireState or LocalSteps.
+    `train` raises RuntimeError for a process that torchrun did not start, FSDP, DeepSpeed and a
+    second GradwireCallback, and the errors of GradwireState or LocalSteps. A process that torchrun
+    started alone trains alone, and sends nothing.
     """
 
     def __init__(self, codec: str | None = None, **options: Any) -> None:

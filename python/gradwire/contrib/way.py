@@ -20,6 +20,7 @@ from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
 from gradwire.torch.errors import ResidualDroppedWarning
+from gradwire.torch.hook.ddp_module import require_unhooked
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
 from gradwire.torch.staging.moves import checksums_of
 
@@ -88,7 +89,7 @@ class Way:
             defaults: Options where the user gave none.
 
         Raises:
-            RuntimeError: There is one process.
+            RuntimeError: There is no process group, or model and optimizer are compressed already.
             Further errors: Those of GradwireState or LocalSteps.
         """
         inner = uncompiled(model)
@@ -99,6 +100,11 @@ class Way:
                 "DistributedDataParallel: start the program with torchrun --nproc-per-node 2"
             )
         self.detach()
+        if isinstance(optimizer, gradwire.torch.LocalSteps):
+            raise RuntimeError(
+                f"{self._owner} takes a model and its optimizer once, and these are compressed "
+                "already: call detach() of what it returned before"
+            )
         options = {**defaults, **self._options}
         plain = model if ddp is None else ddp.module
         if self.is_local:
@@ -107,6 +113,7 @@ class Way:
             self._exchange = self._local = optimizer = LocalSteps(optimizer, plain, **options)
             self.undo.callback(optimizer.close)
         elif ddp is not None and not _is_hooked(ddp, self._exchange):
+            require_unhooked(ddp, self._owner)
             self._exchange = GradwireState(model=ddp, optimizer=optimizer, **options)
             ddp.register_comm_hook(self._exchange, gradwire_hook)
         self.model, self.is_attached = plain, True

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.option_record import describe_unknown
+from gradwire.torch.hook.ddp_module import require_unhooked
 from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
 from gradwire.torch.live import ScalarWriter
 from gradwire.torch.optimizer_list import Optimizers, name_of
@@ -68,6 +69,7 @@ def compress(
 
     Raises:
         TypeError: The class that is taken lacks an option.
+        RuntimeError: The model in DistributedDataParallel has a hook.
         Further errors: Those of its constructor.
     """
     way: type[Any]
@@ -80,6 +82,8 @@ def compress(
     else:
         way, why = LocalSteps, "each rank can step the plain model itself"
     check_options("compress", options, way, why)
+    if isinstance(model, DistributedDataParallel):
+        require_unhooked(model, "compress")
     made = way(model=model, optimizer=optimizer, codec=codec, **options)
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(made, gradwire_hook)

@@ -69,6 +69,16 @@ def module_in(model: nn.Module) -> DistributedDataParallel:
     return inner
 
 
+def require_unhooked(module: DistributedDataParallel, owner: str) -> None:
+    """Raises RuntimeError for a module that has a hook: DDP takes one, and keeps it."""
+    if module._comm_hooks:
+        hook, _ = module._comm_hooks[0]
+        raise RuntimeError(
+            f"{owner} puts a hook into DistributedDataParallel, and this module has "
+            f"{hook.__qualname__} already: compress a model once, or wrap it again"
+        )
+
+
 def _names_in(
     module: DistributedDataParallel, parameters: Iterable[torch.Tensor]
 ) -> list[str | None]:
