@@ -1,9 +1,13 @@
 """Accelerate with a compressed exchange.
 
-model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-exchange = compress(accelerator, model, optimizer, "small", every=30)
-...
-exchange.finish()
+    from gradwire.contrib.accelerate import compress
+
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    way = compress(accelerator, model, optimizer, "small", every=30)
+    ...  # the training
+    way.finish()
+
+Without `every` this puts a hook into DDP, and `finish` has nothing to do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Compressed messages for Flower (flwr): models to the clients, updates from them.
 
+    from gradwire.contrib.flower import CompressedGrid, CompressionMod
+
     app = ClientApp(mods=[CompressionMod()])  # each client
     strategy.start(CompressedGrid(grid, "int8:bucket=256,ef=off"), arrays)  # the server
 

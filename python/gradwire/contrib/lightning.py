@@ -1,9 +1,13 @@
 """Lightning with a compressed exchange: strategies for its Trainer and for Fabric.
 
-trainer = Trainer(strategy=GradwireStrategy(every=30, codec="small"), devices=2)
+    from gradwire.contrib.lightning import FabricStrategy, GradwireStrategy
 
-fabric = Fabric(strategy=FabricStrategy(every=30, codec="small"), devices=2)
-model, optimizer = fabric.setup(model, optimizer)
+    trainer = Trainer(strategy=GradwireStrategy(every=30, codec="small"), devices=2)
+
+    fabric = Fabric(strategy=FabricStrategy(every=30, codec="small"), devices=2)
+    model, optimizer = fabric.setup(model, optimizer)
+
+Without `every` the strategies put a hook into DDP.
 """
 
 from __future__ import annotations

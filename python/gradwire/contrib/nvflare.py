@@ -1,5 +1,7 @@
 """Compressed messages of NVIDIA FLARE: filters for both ends of a task.
 
+    from gradwire.contrib.nvflare import compress
+
     compress(recipe)  # such as FedAvgRecipe
 
 From the server go models (`WEIGHTS`), without a residual. From a client goes what its training

@@ -1,9 +1,13 @@
 """Ray Train with a compressed exchange, in the function that a TorchTrainer runs on its workers.
 
-model = ray.train.torch.prepare_model(model)
-optimizer, way = compress(model, optimizer, "small", every=30)
-...
-way.finish()
+    from gradwire.contrib.ray import compress
+
+    model = ray.train.torch.prepare_model(model)
+    optimizer, way = compress(model, optimizer, "small", every=30)
+    ...  # the training
+    way.finish()
+
+Without `every` this puts a hook into DDP, and `finish` has nothing to do.
 """
 
 from __future__ import annotations

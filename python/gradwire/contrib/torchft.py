@@ -1,7 +1,8 @@
 """Compressed sums between the replicas of torchft, which come and go.
 
-    group = ProcessGroupGradwire("3lc:s=1.00,coder=rice")
-    manager = torchft.Manager(pg=group, ...)
+    from gradwire.contrib.torchft import DistributedDataParallel, ProcessGroupGradwire
+
+    manager = torchft.Manager(pg=ProcessGroupGradwire("3lc:s=1.00,coder=rice"), **options)
     model = DistributedDataParallel(manager, model)
 
 The manager finds out which replicas take part in a step, and gives them a new group whenever they

@@ -1,7 +1,11 @@
 """Hugging Face's Trainer with a compressed exchange.
 
-trainer = Trainer(model, args, ..., callbacks=[GradwireCallback(every=30, codec="small")])
-trainer.train()
+    from gradwire.contrib.transformers import GradwireCallback
+
+    callbacks = [GradwireCallback(every=30, codec="small")]
+    Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
+
+Without `every` the callback puts a hook into DDP; torchrun starts the ranks.
 """
 
 from __future__ import annotations
