@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,17 +16,23 @@ _ADDRESS, _INTERFACE = "127.0.0.1", "lo"
 
 
 def run_ranks(
-    arguments: Callable[[int], Sequence[str]], ranks: int, rate: int | None, per_machine: int = 1
+    arguments: Callable[[int], Sequence[str]],
+    ranks: int,
+    rate: int | None,
+    per_machine: int = 1,
+    latency: float = 0.0,
+    python: str = sys.executable,
 ) -> None:
     """Runs `python SCRIPT *arguments(rank)` for each rank, to its end; each calls `join` first.
 
     rate: bits a second of the links, each way; None: the ranks use the loopback. per_machine: so
-    many consecutive ranks share a link, and a network namespace. Raises SystemExit if a rank fails.
+    many consecutive ranks share a link, and a network namespace. latency: seconds that a packet
+    travels from link to link. Raises SystemExit if a rank fails.
     """
     shaped = rate is not None
     environment = os.environ | {
         "MASTER_ADDR": network.address(0) if shaped else _ADDRESS,
-        "MASTER_PORT": str(_PORT),
+        "MASTER_PORT": str(_PORT if shaped else _free_port()),
         "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else _INTERFACE,
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
@@ -34,7 +41,7 @@ def run_ranks(
     processes: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as cleanup:
         for rank in range(ranks):
-            command = [sys.executable, sys.argv[0], *arguments(rank)]
+            command = [python, sys.argv[0], *arguments(rank)]
             inherited: tuple[int, ...] = ()
             if shaped and rank % per_machine:
                 first = processes[rank - rank % per_machine]
@@ -48,7 +55,7 @@ def run_ranks(
             cleanup.callback(process.kill)
             processes.append(process)
         if rate is not None:
-            attach = cleanup.enter_context(network.shaped_network(rate))
+            attach = cleanup.enter_context(network.shaped_network(rate, latency))
             for rank in range(0, ranks, per_machine):
                 attach(rank, processes[rank])
         for process in processes:
@@ -57,6 +64,13 @@ def run_ranks(
         codes = [process.wait() for process in processes]
     if any(codes):
         raise SystemExit(f"the ranks ended with {codes}")
+
+
+def _free_port() -> int:
+    """Of the loopback, which other measurements may use at the same time."""
+    with socket.create_server((_ADDRESS, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 def join(rank: int, world_size: int) -> None:

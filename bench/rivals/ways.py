@@ -1,0 +1,121 @@
+"""What is compared: ways to train the same model, each with its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WORKERS, STEPS, EVERY = 4, 600, 30
+LINKS = ("10mbit", "100mbit", "1gbit")
+TARGETS = (2.3, 2.0)  # losses
+COMMON: Mapping[str, Any] = {
+    "model": "gpt",
+    "data": "text",
+    "workers": WORKERS,
+    "batch": 8,
+    "optimizer": "adamw",
+    "learning_rate": 3e-3,
+    "weight_decay": 0.1,
+    "warmup": 50,
+    "clip": 1.0,
+}
+_POWER_SGD_START = STEPS // 10  # "typically 10 % of the steps": the docstring of PowerSGDState
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of the tables.
+
+    codec: the laboratory's, with `settings` over COMMON. adapter: the module of this folder whose
+    `choose` makes the Strategy instead of the laboratory's. package: the environment in
+    build/rivals that it runs in, and what to install there; empty: the repository's. period: steps
+    from one exchange to the next. plain_steps: so many first steps go as plain DDP's.
+    """
+
+    codec: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
+    package: str = ""
+    period: int = 1
+    plain_steps: int = 0
+    ours: bool = False
+
+    @property
+    def environment(self) -> str:
+        return self.package.partition("==")[0]
+
+    def train_settings(self, steps: int, eval_every: int, seed: int) -> dict[str, Any]:
+        own = {"codecs": (self.codec,), "steps": steps, "eval_every": eval_every, "seed": seed}
+        return {**COMMON, **self.settings, **own}
+
+
+def _power_sgd(rank: int) -> Way:
+    codec = f"torch:powersgd:rank={rank},start={_POWER_SGD_START}"
+    return Way(codec, plain_steps=_POWER_SGD_START)
+
+
+_UPDATES: Mapping[str, Any] = {"compress": "updates"}
+# The best of three rates for DiLoCo: docs/results/far_apart.md.
+_LOCAL: Mapping[str, Any] = {"learning_rate": 1e-3}
+_DILOCO: Mapping[str, Any] = {
+    **_UPDATES, **_LOCAL, "every": EVERY, "outer": "nesterov", "outer_lr": 0.7
+}  # fmt: skip
+_SMALL = "3lc:s=1.00,coder=rice"
+
+
+def _changes(codec: str) -> Way:
+    return Way(codec, _UPDATES, ours=True)
+
+
+def _diloco(codec: str) -> Way:
+    return Way(codec, _DILOCO, period=EVERY, ours=True)
+
+
+DDP = "DDP"
+WAYS: Mapping[str, Way] = {
+    DDP: Way("ddp"),
+    "DDP, bf16 hook": Way("torch:bf16"),
+    **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
+    "torchft, DiLoCo": Way(
+        "torchft",
+        {**_LOCAL, "every": EVERY, "outer_lr": 0.7},
+        "torchft_diloco",
+        "torchft==0.2.0",
+        EVERY,
+    ),
+    "hivemind, 8 bits": Way(
+        "hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY
+    ),
+    "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
+    "hook, small": Way(_SMALL, ours=True),
+    "compress, small": _changes(_SMALL),
+    "compress, half-byte": _changes("qsgd:bits=4"),
+    "DiLoCo, raw": _diloco("raw"),
+    "DiLoCo, small": _diloco(_SMALL),
+    "DiLoCo, half-byte": _diloco("qsgd:bits=4"),
+}
+
+# Why not, and what it needs.
+NOT_RUN: Mapping[str, tuple[str, str]] = {
+    "DeepSpeed, 1-bit Adam": (
+        "DeepSpeed 0.19.8 has no 1-bit optimizers any more",
+        "an older version, and NCCL",
+    ),
+    "DeepSpeed, ZeRO++": (
+        'DeepSpeed 0.19.8 says "This op had not been implemented on CPU backend"',
+        "a GPU",
+    ),
+    "PCCL with pi-quant": (
+        "PyPI has no pypccl for Python 3.11",
+        "another Python",
+    ),
+    "THC": (
+        "PyPI has no package of it; its paper is 1.28 to 1.47 times as fast to an accuracy",
+        "GPUs, and BytePS or a programmable switch",
+    ),
+    "CGX": (
+        "its kernels are CUDA's; its paper has up to 3 times the speed",
+        "GPUs",
+    ),
+}

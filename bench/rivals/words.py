@@ -1,0 +1,51 @@
+"""The sentences of the page that no number changes."""
+
+from __future__ import annotations
+
+from rivals.ways import EVERY, STEPS, TARGETS, WORKERS
+
+HEAD = f"""# gradwire and what people would take instead
+
+Each way trains the same transformer of 664,448 parameters with the same batches: {WORKERS} workers,
+{STEPS} steps of AdamW, the sources of Python's library as text. Every rival is run from its own
+package, in an environment of its own, tuned as its documentation says. Ways of gradwire are bold.
+Bars and times are those until the loss on held-out text is at most {TARGETS[0]:g} or
+{TARGETS[1]:g} nats a byte. Packets travel 20 ms.
+"""
+
+SETTINGS = f"""## Settings
+
+- **DDP**: PyTorch's, alone or with `bf16_compress_hook`. **PowerSGD**: `powerSGD_hook` with error
+  feedback and warm start, after a tenth of the steps, one bucket.
+- **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
+  with rate 0.7 and momentum 0.9 outside.
+- **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
+  `Uniform8BitQuantization`; it waits 3 s for its peers, as it recommends for small groups.
+- **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
+- **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
+  takes, the changes of every step; *DiLoCo* is `LocalSteps` every {EVERY} steps with
+  `outer_nesterov`.
+"""
+
+ABOUT = f"""## How it was made
+
+Steps to a loss do not depend on the links, and the time of a step not on the seed. So each way
+trained over the loopback, in processes of its own, and its losses were looked at every {EVERY}
+steps; between two of them a straight line gives the step. Behind each link a few steps were timed
+on an otherwise idle machine, and the bytes counted by the workers' interfaces, headers included:
+six steps after three, or a whole interval of {EVERY} after one. Time is steps times step time;
+PowerSGD's first steps count as DDP's. Whole runs behind links confirm it:"""
+
+REFEREE = """## What a referee would still say
+
+- **The model is a toy.** 0.7 million parameters and 600 steps say nothing about a billion and a
+  million, where DiLoCo has its ground, and where a gradient's bytes weigh more than its hops.
+- **Workers share two cores**, also with the program that carries their packets, so a step's
+  computation takes some ten times as long as on a GPU. That hides what the network costs, most of
+  all with 1000 Mbit/s.
+- **Little was tuned.** DiLoCo's learning rate is the best of three on this model
+  ([page](far_apart.md)), of gradwire's DiLoCo; torchft took it as well, and all others DDP's.
+- **The authors tuned gradwire longer than the rivals.** Their options are those of their
+  documentation; somebody who knows them well may find better ones.
+- **Times are computed**, but for the whole runs above.
+"""

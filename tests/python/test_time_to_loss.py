@@ -1,0 +1,69 @@
+"""bench/time_to_loss.py: the arithmetic of time to a loss, and the page that it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rivals import page, results
+from rivals.arithmetic import steps_to, total
+from rivals.ways import DDP, LINKS, TARGETS, WAYS
+
+EVALUATIONS = [[30, 1.0, 3.0], [60, 2.0, 2.5], [90, 3.0, 2.6], [120, 4.0, 2.0]]
+POWER_SGD = "PowerSGD, rank 4"
+OURS = "compress, small"
+
+
+@pytest.mark.parametrize(
+    ("target", "steps"),
+    [(3.5, 30), (3.0, 30), (2.75, 45), (2.5, 60), (2.3, 105), (2.0, 120), (1.9, None)],
+)
+def test_steps_to_a_loss_lie_between_evaluations(target: float, steps: float | None) -> None:
+    assert steps_to(EVALUATIONS, target) == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(("steps", "cost"), [(4, 40.0), (10, 100.0), (25, 115.0)])
+def test_first_steps_cost_what_plain_ones_do(steps: float, cost: float) -> None:
+    assert total(steps, step=1.0, plain=10.0, plain_steps=10) == cost
+
+
+def measured(way: str, step_seconds: float, loss: float) -> list[dict[str, Any]]:
+    about = {"build": {"commit": "abc"}, "machine": {"cores": 2, "cpu": "a CPU"}}
+    train = {"kind": "train", "way": way, "seed": 0, "replicas_agree": True, **about}
+    train["evaluations"] = [[100, 1.0, 3.0], [200, 2.0, loss]]
+    steps = {"step_seconds": step_seconds, "step_bytes": 2e6, **about}
+    return [train, *({"kind": "link", "way": way, "bandwidth": b, **steps} for b in LINKS)]
+
+
+def test_page_names_who_is_first_and_what_is_not_reached() -> None:
+    easy = TARGETS[0]
+    lines = measured(DDP, 2.0, 2.0) + measured(OURS, 1.0, easy)
+    steps = round(200 - 100 * (easy - 2.0))  # DDP's loss falls by one in a hundred steps
+    text = page.text(lines)
+    assert f"| {DDP} | 2 | {steps} | 200 | {2 * steps} | 400 |" in text
+    assert f"| **{OURS}** | {easy} | 200 | - | 400 | - |" in text
+    assert f"| **{OURS}** | 1,000 | 200 | - |" in text
+    assert f"To {easy} gradwire is first: {OURS} takes 200 s" in text
+    assert "To 2 " not in text  # nobody to compare with
+    lost = page.text(measured(DDP, 0.5, 2.0) + measured(OURS, 1.0, easy))
+    assert f"To {easy} gradwire loses: {DDP} takes {steps / 2:.0f} s" in lost
+
+
+def test_power_sgd_begins_as_ddp() -> None:
+    found = page.Measured(measured(DDP, 2.0, 2.0) + measured(POWER_SGD, 1.0, 2.0))
+    plain = WAYS[POWER_SGD].plain_steps
+    assert found.cost(POWER_SGD, LINKS[0], "step_seconds", 2.0) == 2.0 * plain + (200 - plain)
+
+
+def test_page_is_that_of_the_file() -> None:
+    drawn = page.text(results.read())
+    assert results.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == drawn
+    widest = max(len(line) for line in drawn.splitlines() if line.startswith("|"))
+    assert widest <= 80
+
+
+def test_picture_is_drawn(tmp_path: Path) -> None:
+    page.draw(page.Measured(measured(DDP, 2.0, 2.0)), tmp_path / "rivals.svg")
+    assert "svg" in (tmp_path / "rivals.svg").read_text(encoding="utf-8")
