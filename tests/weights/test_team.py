@@ -147,3 +147,15 @@ def test_errors_of_ranks_of_one_process_are_told() -> None:
     first, second = loopback.run(2, run)
     assert time.monotonic() - begin < PATIENCE / 4
     assert first in second
+
+
+def test_a_run_that_an_earlier_start_had_is_refused(tmp_path: Path) -> None:
+    """A part that is left of its failed attempts could be taken for one of this start."""
+    assert publish_all(make(tmp_path), [shards_of(0, 1), shards_of(1, 1)]) == [1, 1]
+    for error in publish_all(make(tmp_path), [shards_of(0, 2), shards_of(1, 2)]):
+        with pytest.raises(
+            WeightsError, match="version 1 is of an earlier start with the same run"
+        ):
+            raise error if isinstance(error, Exception) else AssertionError
+    again = make(tmp_path, run="two")
+    assert publish_all(again, [shards_of(0, 2), shards_of(1, 2)]) == [2, 2]

@@ -179,6 +179,12 @@ class Publisher:
         if self._version:
             found = self._store.manifest(label_of(self._version))
             self._token = found.writer.token if found else ""
+            if self._token == self._writer.token:
+                raise WeightsError(
+                    f"{self._store.folder.place}: version {self._version} is of an earlier start "
+                    "with the same run=, whose parts could be taken for those of this one: give "
+                    "each start a text of its own"
+                )
             start = self._catch_up(start, views)
         if start is not None:
             self._entries = start.entries
