@@ -56,7 +56,8 @@ for vq in 1 2 4; do
   done
 done
 
-scripts/arm_python.sh build/arm-python
+arm_python=build/python-aarch64-3.11
+scripts/debian_python.sh "$arm_python" aarch64 bookworm 3.11
 site=$root/build/arm-site
 tags=()
 for tag in 17 26 27 28; do tags+=(--platform "manylinux_2_${tag}_aarch64"); done
@@ -70,6 +71,6 @@ rm -f "$site"/gradwire/_core*.so
 cp "$build/python/_core.abi3.so" "$site/gradwire/"
 for vq in 1 2 4; do
   printf '== golden files, SVE vectors of %d bits\n' $((128 * vq))
-  QEMU_CPU=max,sve-max-vq=$vq PYTHONPATH=$site:$root/tests/python build/arm-python/python -P \
+  QEMU_CPU=max,sve-max-vq=$vq PYTHONPATH=$site:$root/tests/python "$arm_python/python" -P \
     -m pytest -q -p no:cacheprovider --noconftest tests/python/test_golden.py
 done

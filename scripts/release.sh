@@ -151,17 +151,19 @@ print(gradwire.simd_targets())"
   fi
 }
 
-check_aarch64_wheel() {
-  say "wheel: aarch64"
-  scripts/arm_python.sh build/arm-python
-  local site=$work/aarch64-site tag tags=()
-  for tag in 17 26 27 28 31 34 35 36; do tags+=(--platform "manylinux_2_${tag}_aarch64"); done
+# check_emulated_wheel MACHINE SUITE VERSION: with the Python of one of Debian's releases.
+check_emulated_wheel() {
+  local machine=$1 suite=$2 version=$3 tag tags=()
+  local folder=build/python-$machine-$version site=$work/site-$machine-$version/lib/python
+  say "wheel: Python $version of $machine"
+  scripts/debian_python.sh "$folder" "$machine" "$suite" "$version"
+  for tag in 17 26 27 28 31 34 35 36; do tags+=(--platform "manylinux_2_${tag}_$machine"); done
   rm -rf "$site"
-  python -m pip install -q --target "$site" --only-binary :all: --python-version 3.11 \
-    --implementation cp --abi cp311 --abi abi3 --abi none "${tags[@]}" \
-    --platform manylinux2014_aarch64 "$dist/$name"-*_aarch64.whl
-  QEMU_CPU=max PYTHONPATH=$site build/arm-python/python -P scripts/check_package.py \
-    --highway "$highway"
+  python -m pip install -q --target "$site" --only-binary :all: --python-version "$version" \
+    --implementation cp --abi "cp${version/./}" --abi abi3 --abi none "${tags[@]}" \
+    --platform "manylinux2014_$machine" "$dist/$name"-*_"$machine".whl
+  mv "$site/share" "$site/../.." # where its list of files has them
+  QEMU_CPU=max PYTHONPATH=$site "$folder/python" -P scripts/check_package.py --highway "$highway"
 }
 
 # What a user without a wheel does. The system's Highway, if there is one, must not be taken.
@@ -223,7 +225,8 @@ check_reproducible
 if [[ $aarch64 == yes ]]; then
   say "wheel for aarch64"
   make_aarch64_wheel
-  check_aarch64_wheel
+  check_emulated_wheel aarch64 bookworm 3.11
+  check_emulated_wheel x86_64 forky 3.14
 fi
 check_wheel
 check_sdist
