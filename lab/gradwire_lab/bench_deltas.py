@@ -43,7 +43,8 @@ class DeltaRow:
     all change: the steps of a float32 are too many to be counted.
     encode: finds the changes, codes them with the digest of the result, and brings a copy of the
     base up to the result. The base's digest is known, as a publisher knows it.
-    apply: in place, with the digest of the result.
+    apply: in place, with the digest of the result. apply_decoded: the same of a delta that was
+    decoded before, as `Subscriber.fetch` does.
     of_memcpy: shares of memcpy's bandwidth in bytes moved. memcpy moves two arrays; encode three,
     as it reads the base and the result and writes the copy; apply two.
     others: by compressor, (bits, rate, rate of the way back), where its package is installed. It
@@ -59,6 +60,7 @@ class DeltaRow:
     encode_of_memcpy: float
     apply: float
     apply_of_memcpy: float
+    apply_decoded: float
     memcpy: float
     others: dict[str, tuple[float, float, float]]
 
@@ -86,6 +88,7 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
         _core.apply_delta(deltas[1 - to], copy)
         if not np.array_equal(copy, arrays[to]):
             raise CheckError(f"check failed: {change}, {numel} values: not the result")
+    decoded = [_core.DecodedDelta(delta) for delta in deltas]
     values, turns = copy.copy(), {"encode": 1, "apply": 1}
 
     def encode_next() -> None:
@@ -96,12 +99,17 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
         _core.apply_delta(deltas[1 - turns["apply"]], values)
         turns["apply"] ^= 1
 
+    def apply_decoded_next() -> None:
+        decoded[1 - turns["apply"]].apply(values)
+        turns["apply"] ^= 1
+
     copied = np.zeros_like(base)
     others, sizes = _others(change, base, result, copied)
     both_ways = [call for pair in others.values() for call in pair]
-    calls = [lambda: np.copyto(copied, base), encode_next, apply_next, *both_ways]
+    own = [lambda: np.copyto(copied, base), encode_next, apply_next, apply_decoded_next]
+    calls = [*own, *both_ways]
     times = interleave(calls, seconds, time.process_time)
-    memcpy, encoding, applying, *taken = (median(samples) for samples in times)
+    memcpy, encoding, applying, moving, *taken = (median(samples) for samples in times)
     differing = max(int(np.count_nonzero(base != result)), 1)
     rate = 1e-9 * base.nbytes
     return DeltaRow(
@@ -114,6 +122,7 @@ def measure(change: str, numel: int, seconds: float, seed: int) -> DeltaRow:
         encode_of_memcpy=3 / 2 * memcpy / encoding,
         apply=rate / applying,
         apply_of_memcpy=memcpy / applying,
+        apply_decoded=rate / moving,
         memcpy=rate / memcpy,
         others={
             name: (8 * sizes[name] / differing, rate / there, rate / back)

@@ -199,6 +199,7 @@ def test_deltas_are_checked_and_measured(change: str) -> None:
     share = bench_deltas.SHARES.get(change)
     assert row.changed == pytest.approx(share or 1, rel=0.2)
     assert row.encode_of_memcpy == pytest.approx(1.5 * row.encode / row.memcpy)
+    assert row.apply_decoded > 0
     assert row.apply_of_memcpy == pytest.approx(row.apply / row.memcpy)
     # A third of what a changed value would take as an index and a value; not below the entropy.
     assert row.entropy is None or row.entropy < row.bits < 16
