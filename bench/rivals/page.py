@@ -10,7 +10,7 @@ from typing import Any
 from gradwire_lab.evaluate.found import table, with_interval
 from rivals.arithmetic import steps_to, total
 from rivals.results import RESULTS
-from rivals.ways import DDP, LINKS, NOT_RUN, TARGETS, WAYS
+from rivals.ways import COMPUTES, DDP, LINKS, NOT_RUN, POWER_SGD, RAW, TARGETS, TORCHFT, WAYS
 from rivals.words import ABOUT, HEAD, REFEREE, SETTINGS
 
 PICTURE = RESULTS.parents[1] / "pictures" / "rivals.svg"
@@ -37,13 +37,22 @@ class Measured:
         found = [steps_to(line["evaluations"], target) for line in self.of("train", way)]
         return fmean(map(float, found)) if found and None not in found else None  # type: ignore[arg-type]
 
+    def of_step(self, way: str, link: str, what: str) -> float | None:
+        """Seconds or bytes (`step_seconds`, `step_bytes`) of a step. Bytes are those of a whole run
+        where there is one, as some codecs send more later."""
+        whole = [line for line in self.lines if (line["kind"], line["way"]) == ("whole", way)]
+        if what == "step_bytes" and whole:
+            return float(whole[0]["sent_bytes"] / whole[0]["evaluations"][-1][0])
+        here = self.of("link", way, bandwidth=link)
+        return float(here[0][what]) if here else None
+
     def cost(self, way: str, link: str, what: str, target: float) -> float | None:
-        """Seconds or bytes (`step_seconds`, `step_bytes`) to a loss."""
+        """Seconds or bytes to a loss."""
         steps = self.steps(way, target)
-        here, plain = self.of("link", way, bandwidth=link), self.of("link", DDP, bandwidth=link)
-        if steps is None or not here or not plain:
+        own, plain = (self.of_step(each, link, what) for each in (way, DDP))
+        if steps is None or own is None or plain is None:
             return None
-        return total(steps, here[0][what], plain[0][what], WAYS[way].plain_steps)
+        return total(steps, own, plain, WAYS[way].plain_steps)
 
     def fastest(self, link: str, target: float, ours: bool) -> tuple[str, float] | None:
         times = {
@@ -106,23 +115,72 @@ def _verdict(found: Measured, link: str) -> str:
     return "\n".join(said)
 
 
+def _exchanges(found: Measured) -> str:
+    """What an exchange takes beyond the computation of its steps."""
+    alone = found.of("link", COMPUTES, bandwidth=LINKS[-1])
+    if not alone:
+        return ""
+    computes = alone[0]["step_seconds"]
+    rows = []
+    for way in found.ways:
+        lines = [found.of("link", way, bandwidth=link) for link in LINKS]
+        if all(lines):
+            period = WAYS[way].period
+            times = [1e3 * period * (line[0]["step_seconds"] - computes) for line in lines]
+            sent = period * (found.of_step(way, LINKS[1], "step_bytes") or 0.0) / 1e6
+            rows.append([_named(way), f"{sent:.2g}", *(f"{max(each, 0.0):,.0f}" for each in times)])
+    said = f"Between exchanges a step takes {1e3 * computes:.0f} ms ({COMPUTES}, 1000 Mbit/s)."
+    return f"{said}\n\n{table(('way', 'MB', *(f'ms, {LINKS_IN_WORDS[b]}' for b in LINKS)), rows)}"
+
+
+def _reasons(found: Measured) -> str:
+    """What explains the rows, with the numbers that say so."""
+
+    def beyond(way: str, link: str) -> float:
+        alone, own = (found.of("link", each, bandwidth=link)[0] for each in (COMPUTES, way))
+        seconds: float = own["step_seconds"] - alone["step_seconds"]
+        return 1e3 * WAYS[way].period * seconds
+
+    def loss(way: str, step: int) -> float:
+        (value,) = [e[2] for e in found.of("train", way)[0]["evaluations"] if e[0] == step]
+        return float(value)
+
+    needed = (DDP, COMPUTES, POWER_SGD, TORCHFT, RAW)
+    if not all(found.of("train", way) and found.of("link", way) for way in needed):
+        return ""
+    fast = LINKS[-1]
+    plain = beyond(DDP, fast)
+    bytes_ms = 8e-6 * found.of("link", DDP, bandwidth=fast)[0]["step_bytes"]
+    return f"""- **Trips, not bytes**, from 100 Mbit/s on: DDP's exchange takes {plain:.0f} ms at
+  1000 Mbit/s, of which its bytes take {bytes_ms:.0f}. So bf16 gains nothing there, and *compress*
+  gains less than its bytes say: it takes as long at 100 Mbit/s as at 1000.
+- **PowerSGD** takes {beyond(POWER_SGD, fast) / plain:.1f} times as long as DDP there: it reduces
+  what it leaves alone, then both factors, one after the other, and multiplies and orthogonalises
+  between.
+- **torchft** reduces the model tensor by tensor, between a quorum and a vote:
+  {beyond(TORCHFT, fast) / 1e3:.1f} s where gradwire's `DiLoCo` takes {beyond(RAW, fast) / 1e3:.1f}.
+  Their losses are the same ({loss(TORCHFT, 600):.3f} and {loss(RAW, 600):.3f} at the end).
+- **gradwire's codec loses in DiLoCo**: `small` ends at {loss(COMPUTES, 600):.2f}, `raw` at
+  {loss(RAW, 600):.2f}. On the way its loss rises, from {loss(COMPUTES, 240):.2f} after 240 steps to
+  {loss(COMPUTES, 510):.2f} after 510. From 100 Mbit/s on, `raw` is faster to any loss; at 10 Mbit/s
+  it is close.
+- **Local steps end worse than DDP** in so few steps, whoever does them; to a low loss only ways
+  that exchange every step come.
+"""
+
+
 def _confirmed(found: Measured) -> str:
     rows = []
     for line in found.lines:
         if line["kind"] == "whole":
-            way, link, until = line["way"], line["bandwidth"], line["until"]
-            reached = steps_to(line["evaluations"], until)
-            last = line["evaluations"][-1]
-            here, plain = (found.of("link", w, bandwidth=link)[0] for w in (way, DDP))
-            computed = total(
-                last[0], here["step_seconds"], plain["step_seconds"], WAYS[way].plain_steps
-            )
-            assert reached is not None
-            rows.append([
-                _named(way), LINKS_IN_WORDS[link], f"{last[0]:g}", f"{last[1]:.0f}",
-                f"{computed:.0f}",
-            ])  # fmt: skip
-    return table(("way", "link", "steps", "measured, s", "computed, s"), rows)
+            way, link = line["way"], line["bandwidth"]
+            steps, seconds, _ = line["evaluations"][-1]
+            here, plain = (found.of("link", each, bandwidth=link)[0] for each in (way, DDP))
+            parts = (here["step_seconds"], plain["step_seconds"], WAYS[way].plain_steps)
+            numbers = f"{steps:g}", f"{seconds:.0f}", f"{total(steps, *parts):.0f}"
+            sent = f"{line['sent_bytes'] / 1e6:.3g}", f"{steps * here['step_bytes'] / 1e6:.3g}"
+            rows.append([_named(way), LINKS_IN_WORDS[link], *numbers, *sent])
+    return table(("way", "link", "steps", "s", "computed", "MB", "computed"), rows)
 
 
 LINKS_IN_WORDS = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1000 Mbit/s"}
@@ -135,7 +193,15 @@ def text(lines: Lines) -> str:
     for link in LINKS:
         parts += [f"## Links of {LINKS_IN_WORDS[link]}", "", _times(found, link), ""]
         parts += [_verdict(found, link), ""]
-    parts += ["## Not run", ""]
+    parts += [
+        "## What an exchange takes",
+        "",
+        _exchanges(found),
+        "",
+        _reasons(found),
+        "## Not run",
+        "",
+    ]
     parts += [
         f"- **{way}**: {why}.\n  It needs {needed}." for way, (why, needed) in NOT_RUN.items()
     ]

@@ -32,20 +32,23 @@ ABOUT = f"""## How it was made
 Steps to a loss do not depend on the links, and the time of a step not on the seed. So each way
 trained over the loopback, in processes of its own, and its losses were looked at every {EVERY}
 steps; between two of them a straight line gives the step. Behind each link a few steps were timed
-on an otherwise idle machine, and the bytes counted by the workers' interfaces, headers included:
-six steps after three, or a whole interval of {EVERY} after one. Time is steps times step time;
-PowerSGD's first steps count as DDP's. Whole runs behind links confirm it:"""
+at a higher priority than all else on the machine, and the bytes counted by the workers'
+interfaces, headers included: six steps after three, or a whole interval of {EVERY} after one.
+Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links
+confirm it; where there is one, its bytes count."""
 
 REFEREE = """## What a referee would still say
 
 - **The model is a toy.** 0.7 million parameters and 600 steps say nothing about a billion and a
   million, where DiLoCo has its ground, and where a gradient's bytes weigh more than its hops.
-- **Workers share two cores**, also with the program that carries their packets, so a step's
-  computation takes some ten times as long as on a GPU. That hides what the network costs, most of
-  all with 1000 Mbit/s.
+- **Workers share two cores**, also with the program that carries their packets. Slow computation
+  hides what the network costs, most of all with 1000 Mbit/s.
 - **Little was tuned.** DiLoCo's learning rate is the best of three on this model
   ([page](far_apart.md)), of gradwire's DiLoCo; torchft took it as well, and all others DDP's.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
+- **The lead in steps is not the codec's.** *compress* steps Adam on each worker's own gradient,
+  which needs fewer steps than DDP here also [without compression](trainings.md).
 - **Times are computed**, but for the whole runs above.
+- **One seed** of each way, and few steps behind each link.
 """
