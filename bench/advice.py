@@ -7,11 +7,12 @@
 
 Workers in network namespaces, each behind a rate-limited link, call `advise` with a model, and then
 take steps: with SGD, DDP and the hook, and with the optimizer of the model's recipe and LocalSteps
-that exchange every second step. The ways take turns in two blocks, one before `advise` and one
-after it; `alone` are steps of DDP that exchange nothing. A step lasts from a barrier of all ranks
-to the end of the last one's step, with the optimizer; figures are medians, of LocalSteps the mean
-of the medians of both kinds of steps. Each combination leaves a file in the folder and is not
-repeated.
+that exchange every second step. The ways take turns in blocks, two before `advise` and two after
+it; `alone` are steps of DDP that exchange nothing. A step lasts from a barrier of all ranks to the
+end of the last one's step, with the optimizer; figures are medians, of LocalSteps the mean of the
+medians of both kinds of steps. A block, and a call of `advise`, in which other work used more than
+a tenth of the cores is repeated, up to three times, and then the quietest of them counts. Each
+combination leaves a file in the folder and is not repeated.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.train.settings import parse_bandwidth
@@ -35,7 +37,9 @@ _ALONE, _DDP, _LOCAL = "alone", "ddp", "LocalSteps "
 _CODECS = ("int8", "3lc:s=1.00,coder=rice")
 _WAYS = (_ALONE, _DDP, *_CODECS, *(_LOCAL + codec for codec in _CODECS))
 _EVERY = 2
-_LEFT_OUT, _LEAST, _MOST, _SECONDS = 3, 3, 25, 1.0  # steps of a block; how long they take
+_T = TypeVar("_T")
+_LEFT_OUT, _LEAST, _MOST, _SECONDS = 2, 3, 15, 1.0  # steps of a block; how long they take
+_ROUNDS, _TRIES = 2, 3  # blocks before and after `advise`; of a measurement that was disturbed
 
 
 def main() -> None:
@@ -126,12 +130,12 @@ def run_rank(arguments: argparse.Namespace) -> None:
         measured = Measured(setup)
         measured.go_on()
         predicted: dict[str, float] = {}
+        others: dict[str, list[float]] = {}
         for prefix, every in (("", 1), (_LOCAL, _EVERY)):
             model = setup.build()
-            optimizer = setup.optimizer(model, prefix)
-            advice = advise(
-                model, setup.step, optimizer, codecs=_CODECS, every=every, ranks_per_machine=1
-            )
+            ask = partial(advise, model, setup.step, setup.optimizer(model, prefix), codecs=_CODECS)
+            advice, of_others = undisturbed(partial(ask, every=every, ranks_per_machine=1))
+            others[f"advise, every {every}"] = [of_others]
             predicted |= {
                 (prefix if p.codec != _DDP else "") + p.codec: p.seconds
                 for p in advice.plan.predictions
@@ -145,6 +149,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
             "links": advice.links.describe(),
             "steps": {way: (predicted[way], middle(way, taken[way])) for way in _WAYS},
             "seconds": taken,
+            "cores_of_others": others | measured.others,
         }
     if arguments.rank == 0:
         arguments.result.write_text(json.dumps(found))
@@ -190,22 +195,47 @@ class Setup:
 
 
 class Measured:
-    """Steps of all ways."""
+    """Steps of all ways.
+
+    Attributes:
+        seconds: Of each way's steps.
+        others: The cores that other work used in each block.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._made = {way: make(setup, way) for way in _WAYS}
         self.seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
+        self.others: dict[str, list[float]] = {way: [] for way in _WAYS}
 
     def go_on(self) -> None:
-        """A block of each way."""
+        """Blocks of each way."""
+        for way, take_step in [*self._made.items()] * _ROUNDS:
+            taken, of_others = undisturbed(partial(self._block, way, take_step))
+            self.seconds[way] += taken
+            self.others[way].append(of_others)
+
+    def _block(self, way: str, take_step: Callable[[], None]) -> list[float]:
         from gradwire_lab.plan.meters import time_together
         from gradwire_lab.plan.trial import slowest
 
-        for way, take_step in self._made.items():
-            first = [time_together(take_step) for _ in range(_LEFT_OUT * _turns(way))]
-            (longest,) = slowest({way: [max(first[-_turns(way) :])]})[way]
-            count = min(max(_LEAST, ceil(_SECONDS / longest)), _MOST)
-            self.seconds[way] += [time_together(take_step) for _ in range(count * _turns(way))]
+        first = [time_together(take_step) for _ in range(_LEFT_OUT * _turns(way))]
+        (longest,) = slowest({way: [max(first[-_turns(way) :])]})[way]
+        count = min(max(_LEAST, ceil(_SECONDS / longest)), _MOST)
+        return [time_together(take_step) for _ in range(count * _turns(way))]
+
+
+def undisturbed(measure: Callable[[], _T]) -> tuple[_T, float]:
+    """What it returns, and the cores that other work used meanwhile."""
+    from gradwire_lab.plan.other_work import OtherWork
+    from gradwire_lab.plan.profile import disturbs
+
+    found: list[tuple[_T, float]] = []
+    while len(found) < _TRIES:
+        others = OtherWork()
+        found.append((measure(), others.cores()))
+        if not disturbs(found[-1][1], len(os.sched_getaffinity(0))):
+            return found[-1]
+    return min(found, key=lambda each: each[1])
 
 
 def middle(way: str, seconds: list[float]) -> float:

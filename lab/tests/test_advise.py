@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from gradwire_lab.plan.advise import make_plan
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.links import Links
 from gradwire_lab.plan.measure import gradients_of, measure_codec
+from gradwire_lab.plan.other_work import OtherWork
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile
 
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
@@ -98,6 +101,58 @@ def test_a_program_gets_a_plan_of_its_own(tmp_path: Path) -> None:
     assert ended.stdout.count("refused: PlanError no gradient came for 0.weight, 0.bias") == 2
     for row in (" ddp ", " bf16 ", " 3lc:s=1.00,coder=rice "):
         assert row in ended.stdout
+
+
+_FAST_LINKS = """
+import time, torch, torch.distributed as dist
+from torch import nn
+from gradwire.torch import advise
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+inputs = torch.randn(8, 16)
+
+def step(module):
+    time.sleep(0.05)  # a step that computes for long, in no core that others want
+    module(inputs).square().mean().backward()
+
+for optimizer in (None, torch.optim.AdamW(model.parameters())):
+    advice = advise(model, step, optimizer, ranks_per_machine=1)
+    assert not advice.plan.pays and advice.plan.choice is advice.plan.baseline
+    assert advice.lines == ()
+    assert advice.plan.baseline.seconds < 1.3 * advice.profile.compute_seconds
+    assert 0 <= advice.profile.how["cores_of_others"] < 1e3
+    if dist.get_rank() == 0:
+        advice.show()
+dist.destroy_process_group()
+"""
+
+
+def test_where_nothing_pays_it_says_so(tmp_path: Path) -> None:
+    """A tiny model over the loopback."""
+    program = tmp_path / "program.py"
+    program.write_text(_FAST_LINKS)
+    ended = torchrun(str(program))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("do not compress: a step of DDP takes ") == 2
+    assert "optimizer = " not in ended.stdout
+    assert "register_comm_hook" not in ended.stdout
+
+
+def test_work_of_others_is_measured_and_said() -> None:
+    """A process beside the ranks keeps a core busy."""
+
+    busy = "import time\nend = time.perf_counter() + 1.5\nwhile time.perf_counter() < end: pass"
+    begun = loopback.run(1, lambda rank: OtherWork())[0]
+    with subprocess.Popen([sys.executable, "-c", busy]):
+        time.sleep(1.0)
+        (cores,) = loopback.run(1, lambda rank: begun.cores())
+    assert cores > 0.3
+    machine = {"cores": 2}
+    profile = replace(_slow_network()[0], how={"machine": machine, "cores_of_others": cores})
+    said = make_plan(profile, _slow_network()[1]).advice()
+    assert "In doubt: other work kept the machine busy" in said
+    quiet = replace(profile, how={"machine": machine, "cores_of_others": 0.1})
+    assert "other work" not in make_plan(quiet, _slow_network()[1]).advice()
 
 
 def test_the_command_measures_the_links_of_torchrun() -> None:

@@ -25,6 +25,7 @@ from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.fit import ALONE, HOOK, LOCAL, fit
 from gradwire_lab.plan.links import Links, probe
 from gradwire_lab.plan.measure import Gradients, mean, measure_codec
+from gradwire_lab.plan.other_work import OtherWork
 from gradwire_lab.plan.predict import DDP, cut_buckets, predict
 from gradwire_lab.plan.print_plan import print_plan
 from gradwire_lab.plan.profile import CodecSpeed, MessageCosts, PlanError, Profile
@@ -112,7 +113,7 @@ def advise(
             f"optimizer, every={every})"
         )
     is_local = every > 1 or (optimizer is not None and is_adaptive(optimizer))
-    links = probe(ranks_per_machine)
+    links, others = probe(ranks_per_machine), OtherWork()
     with closing(Trial(model, step, optimizer, every)) as trial:
         trial.take_alone(steps)
         parts = _measure(model, trial, {*codecs, CODEC}, links)
@@ -121,7 +122,8 @@ def advise(
         counts = _count_steps(parts, cluster, ways, schedule, steps - LEFT_OUT)
         taken = slowest(trial.take(counts))
         steps_of_all = profile_of(parts.model, model, messages.gather(trial.marks))
-    profile = replace(steps_of_all, codecs=parts.codecs, transport=parts.transport, how=parts.how)
+    how = {**parts.how, "cores_of_others": others.cores()}
+    profile = replace(steps_of_all, codecs=parts.codecs, transport=parts.transport, how=how)
     profile = fit(profile, cluster, CODEC, taken, every)
     plan = make_plan(profile, cluster, codecs, schedule=schedule if is_local else None)
     return Advice(profile, links, cluster, plan, _lines(plan, optimizer))

@@ -21,6 +21,7 @@ from gradwire_lab.json_fields import parse_object, read_fields
 
 _KIND = "gradwire-profile"
 _MIN_NUMEL = 256
+_MOST_OF_OTHERS = 0.1  # of the cores
 
 
 class PlanError(UserError):
@@ -129,9 +130,14 @@ class Profile:
 
     @property
     def load_of_others(self) -> float | None:
-        """The load average before it was measured, if it says that other work shared the cores."""
-        load, cores = self.how.get("load_average"), self.cores
-        return load if isinstance(load, float) and cores and is_busy(load, cores) else None
+        """The load average of other work, if that shared the cores: before it was measured, or
+        meanwhile, where that is known."""
+        meanwhile, before = (self.how.get(key) for key in ("cores_of_others", "load_average"))
+        if isinstance(meanwhile, float) and self.cores and disturbs(meanwhile, self.cores):
+            return meanwhile
+        if isinstance(before, float) and self.cores and is_busy(before, self.cores):
+            return before
+        return None
 
     @property
     def remedy(self) -> str:
@@ -165,6 +171,11 @@ class Profile:
 def is_busy(load: float, cores: int) -> bool:
     """Whether other work shares the cores with a measurement."""
     return load > cores / 2
+
+
+def disturbs(of_others: float, cores: int) -> bool:
+    """Whether other work that used so many of the cores meanwhile makes a measurement wrong."""
+    return of_others > _MOST_OF_OTHERS * cores
 
 
 def read_profile(path: Path) -> Profile:
