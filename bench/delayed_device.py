@@ -48,7 +48,7 @@ class Stream:
 
     def record_event(self) -> SimpleNamespace:
         done = self.enqueue(lambda: None)
-        return SimpleNamespace(synchronize=lambda: self._wait(done), done=done)
+        return SimpleNamespace(synchronize=lambda: self._wait(done), query=done.done, done=done)
 
     def wait_event(self, event: SimpleNamespace) -> None:
         self.enqueue(event.done.result)

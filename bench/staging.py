@@ -8,9 +8,10 @@ encoding and each sending takes `--delay-ms` for the bytes of a layer more than 
 encoding measures values as they arrive, half of it encodes shard after shard; a link of each rank
 sends one message after the other.) The hook has a bucket for each layer, LocalSteps one for the
 model. In pieces: copies of half a layer, and each packet is sent as soon as it is encoded; whole:
-all of a bucket is copied, then encoded, then sent. First the script checks that the parameters are
-the same bits whatever the delays and the overlap are. Times are medians over all steps, of blocks
-that take turns.
+all of a bucket is copied, then encoded, then sent. In turn: a bucket is not encoded while the one
+before it waits for messages, as is else done. First the script checks that the parameters are the
+same bits whatever the delays and the overlap are. Times are medians over all steps, of blocks that
+take turns.
 """
 
 from __future__ import annotations
@@ -52,10 +53,27 @@ DELAYS = {
     "copies": (1, 0, 0),
     "encoding": (0, 1, 0),
     "sending": (0, 0, 1),
+    "encoding and sending": (0, 1, 1),
     "all": (1, 1, 1),
 }
 WAYS = ("hook", "LocalSteps")
-TRAININGS = tuple((overlap, pieces) for overlap in (True, False) for pieces in (True, False))
+
+
+class Kind(NamedTuple):
+    """Of a training. ahead: the next bucket is encoded while one waits."""
+
+    overlap: bool
+    pieces: bool = True
+    ahead: bool = True
+
+
+TRAININGS = {
+    "overlap": Kind(True),
+    "overlap, in turn": Kind(True, ahead=False),
+    "overlap, whole": Kind(True, pieces=False, ahead=False),
+    "no overlap": Kind(False),
+    "no overlap, whole": Kind(False, pieces=False),
+}
 
 
 class Devices(NamedTuple):
@@ -80,6 +98,7 @@ def main() -> None:
     parser.add_argument("--layer-ms", type=float, default=10.0, help="backward of a layer")
     parser.add_argument("--delay-ms", type=float, default=5.0, help="for the bytes of a layer")
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--way", choices=WAYS, help="this one alone")
     parser.add_argument("--json", type=Path, help="write the result here too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -92,6 +111,7 @@ def main() -> None:
         def command(rank: int) -> list[str]:
             own = ["--rank", str(rank), "--result", f"{folder}/{rank}.json"]
             own += ["--layer-ms", str(given.layer_ms), "--delay-ms", str(given.delay_ms)]
+            own += ["--way", given.way] if given.way else []
             return [*own, "--blocks", str(given.blocks)]
 
         run_ranks(command, RANKS, None)
@@ -108,13 +128,13 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    kinds = [f"{a}, {b}, ms" for a in ("overlap", "no overlap") for b in ("pieces", "whole")]
+    kinds = [f"{kind}, ms" for kind in TRAININGS]
     lines = [
         f"| way | delayed | bytes copied | copies | waits | {' | '.join(kinds)} |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| --- | --- | ---: | ---: | ---: |{len(kinds) * ' ---: |'}",
     ]
     for row in rows:
-        found = [Measured(*row[str(training)]) for training in TRAININGS]
+        found = [Measured(*row[kind]) for kind in TRAININGS]
         on = found[0]
         times = " | ".join(f"{each.step_ms:.0f}" for each in found)
         lines.append(
@@ -129,23 +149,24 @@ def measure_all(given: argparse.Namespace) -> list[dict[str, Any]]:
     join(given.rank, RANKS)
     rows: list[dict[str, Any]] = []
     digests: dict[str, set[str]] = {}
-    for way in WAYS:
+    for way in WAYS if given.way is None else (given.way,):
         for delayed, shares in DELAYS.items():
             delays = [share * given.delay_ms / 1e3 for share in shares]
             with delayed_engine(*delays) as devices:
                 trainings = {
-                    kind: Training(way, *kind, given.layer_ms / 1e3, devices) for kind in TRAININGS
+                    name: Training(way, kind, given.layer_ms / 1e3, devices)
+                    for name, kind in TRAININGS.items()
                 }
                 for _ in range(given.blocks):
                     for each in trainings.values():
                         each.run(BLOCK)
-                found = {kind: each.measured() for kind, each in trainings.items()}
-            for (overlap, _), numbers in found.items():
+                found = {name: each.measured() for name, each in trainings.items()}
+            for name, numbers in found.items():
                 # (LocalSteps with overlap applies changes a step later, and ends elsewhere.)
-                key = f"{way} {way != 'hook' and overlap}"
+                key = f"{way} {way != 'hook' and TRAININGS[name].overlap}"
                 digests.setdefault(key, set()).add(numbers.digest)
             rows.append({"way": way, "delayed": delayed})
-            rows[-1] |= {str(kind): list(numbers) for kind, numbers in found.items()}
+            rows[-1] |= {name: list(numbers) for name, numbers in found.items()}
     for of, values in digests.items():
         if len(values) != 1:
             raise SystemExit(f"the parameters of {of} depend on the delays, or on the overlap")
@@ -172,40 +193,32 @@ class Link:
 
 
 class Delays:
-    """Of a rank's engine. `pieces`: see above."""
+    """Of a rank's engine. `kind`: of the training that runs."""
 
     def __init__(self, encode: float, send: float) -> None:
-        self.pieces = True
+        self.kind = Kind(overlap=True)
         self._encode, self._send = encode, send
         self._links: dict[int, Link] = {}
-        # Of the bucket under way:
-        self.numel = 0
-        self._layers = 0.0
-        self._arrived = 0  # values
-        self._encoded: set[int] = set()  # addresses of packets
+        self._layers = 0.0  # of the bucket under way
         self._held: list[Callable[[], None]] = []
 
     def begin(self, values: torch.Tensor) -> None:
-        self.numel = values.numel()
-        self._layers, self._arrived = values.nbytes / LAYER_BYTES, 0
-        self._encoded.clear()
+        self._layers = values.nbytes / LAYER_BYTES
 
-    def arrive(self, arrived: int) -> None:
+    def arrive(self, values: int) -> None:
         """Half of encoding looks at all values."""
-        new, self._arrived = arrived - self._arrived, arrived
-        time.sleep(self._encode / 2 * 4 * new / LAYER_BYTES)
+        time.sleep(self._encode / 2 * 4 * values / LAYER_BYTES)
 
-    def send(self, wire: Any, message: Any, work: Callable[[], None]) -> None:
+    def make_packet(self, layers: float) -> None:
         """Half of encoding makes the packets, of which each shard is a part."""
-        address = message.__array_interface__["data"][0]
-        if address not in self._encoded:
-            self._encoded.add(address)
-            time.sleep(self._encode / 2 * self._layers / RANKS)
+        time.sleep(self._encode / 2 * layers / RANKS)
+
+    def send(self, wire: Any, work: Callable[[], None]) -> None:
         if id(wire) not in self._links:
             self._links[id(wire)] = Link()
         seconds = self._send * self._layers / (2 * (RANKS - 1))
         self._held.append(partial(self._links[id(wire)].send, seconds, work))
-        if self.pieces:
+        if self.kind.pieces:
             self.release()
 
     def release(self) -> None:
@@ -221,11 +234,12 @@ class Delays:
 @contextmanager
 def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]:
     """Inside, sessions work on a delayed device. Each delay is for the bytes of a layer."""
-    from gradwire.torch.buckets import bucket, session
+    from gradwire.torch.buckets import bucket, bucket_runner, session
     from gradwire.torch.network import engine, wire
     from gradwire.torch.staging import pieces
 
     average, flush, send_now = bucket.Bucket.average, wire.Wire.flush, engine._send
+    can_encode_ahead = bucket_runner.BucketRunner.can_encode_ahead
     delays = Delays(encode, send)
     devices = Devices(delays, [])
 
@@ -237,21 +251,37 @@ def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]
         delays.begin(job.values)
         average(self, job, *others)
 
+    def encode_ahead_or_not(self: Any, job: Any) -> bool:
+        return delays.kind.ahead and can_encode_ahead(self, job)
+
     def send_slowly(to: Any, peer: int, message: Any, said: Any) -> None:
-        delays.send(to, message, lambda: send_now(to, peer, message, said))
+        delays.send(to, lambda: send_now(to, peer, message, said))
 
     def flush_slowly(self: Any, *of: Any, **named: Any) -> None:
         delays.drain(self)
         flush(self, *of, **named)
 
     class Events(engine.StepEvents):
+        def __init__(self, wire: Any, values: Any, gives_back: bool) -> None:
+            super().__init__(wire, values, gives_back)
+            self._numel = values.values.numel()
+            self._arrived, self._packets = 0, set[int]()
+
         def arrive(self, end: int) -> int:
-            arrived = super().arrive(end if delays.pieces else delays.numel)
-            delays.arrive(arrived)
+            arrived = super().arrive(end if delays.kind.pieces else self._numel)
+            delays.arrive(arrived - self._arrived)
+            self._arrived = arrived
             return arrived
 
+        def send(self, peer: int, message: Any) -> None:
+            address = message.__array_interface__["data"][0]
+            if address not in self._packets:
+                self._packets.add(address)
+                delays.make_packet(4 * self._numel / LAYER_BYTES)
+            super().send(peer, message)
+
         def finished(self, begin: int, n: int) -> None:
-            if delays.pieces:
+            if delays.kind.pieces:
                 super().finished(begin, n)
 
         def check(self) -> None:
@@ -262,6 +292,7 @@ def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]
         mock.patch.object(session, "stage_for", stage_for),
         mock.patch.object(bucket.Bucket, "average", average_slowly),
         mock.patch.object(bucket, "StepEvents", Events),
+        mock.patch.object(bucket_runner.BucketRunner, "can_encode_ahead", encode_ahead_or_not),
         mock.patch.object(engine, "_send", send_slowly),
         mock.patch.object(wire.Wire, "flush", flush_slowly),
         mock.patch.object(pieces, "PIECE_BYTES", LAYER_BYTES // 2),
@@ -272,11 +303,9 @@ def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]
 class Training:
     """A way, its device, and the time of each of its steps."""
 
-    def __init__(
-        self, way: str, overlap: bool, pieces: bool, layer_seconds: float, devices: Devices
-    ) -> None:
+    def __init__(self, way: str, kind: Kind, layer_seconds: float, devices: Devices) -> None:
         torch.manual_seed(0)
-        self._delays, self._pieces = devices.delays, pieces
+        self._delays, self._kind = devices.delays, kind
         self._model = nn.Sequential(*(Layer(layer_seconds) for _ in range(LAYERS)))
         self._seconds: list[float] = []
         self._called: nn.Module = self._model
@@ -287,11 +316,11 @@ class Training:
             ddp = self._called = DistributedDataParallel(
                 self._model, bucket_cap_mb=LAYER_BYTES / 2**20, gradient_as_bucket_view=True
             )
-            on_or_off = Overlap.ON if overlap else Overlap.OFF
+            on_or_off = Overlap.ON if kind.overlap else Overlap.OFF
             self._source = GradwireState(CODEC, overlap=on_or_off, start_iter=0)
             ddp.register_comm_hook(self._source, gradwire_hook)
         else:
-            schedule = Schedule(delay=1 if overlap else 0)
+            schedule = Schedule(delay=1 if kind.overlap else 0)
             self._source = LocalSteps(optimizer, self._model, CODEC, schedule=schedule)
             self._optimizer = self._source
         self._own_stages = devices.stages
@@ -303,7 +332,7 @@ class Training:
         self._stage.stream.waits = 0
 
     def run(self, steps: int) -> None:
-        self._delays.pieces = self._pieces
+        self._delays.kind = self._kind
         for _ in range(steps):
             torch.manual_seed(2 * len(self._seconds) + dist.get_rank())
             inputs = torch.randn(16, WIDTH)

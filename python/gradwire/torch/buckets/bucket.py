@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -21,20 +22,18 @@ from gradwire.torch.checkpoint import (
     MemoryOrder,
     Orders,
     Residual,
-    StateDict,
     reordered,
     residuals_in,
     take_residuals,
 )
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.network.engine import Alike, StepEvents, Unused, finish_step
+from gradwire.torch.network.engine import Alike, Announcements, StepEvents, Unused, finish_step
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import NamedShape, writing_to
 from gradwire.torch.staging.pieces import Arriving
 from gradwire.torch.staging.stage import Stage
 from gradwire.torch.stats import (
-    ChosenCodec,
     StepCounters,
     TensorTraffic,
 )
@@ -83,6 +82,16 @@ class BucketJob:
         return self.values
 
 
+class _Turn(NamedTuple):
+    """A step of a bucket that has begun: its pushes are encoded."""
+
+    job: BucketJob
+    wide: torch.Tensor  # its values in float32
+    before: list[Residual]  # of the tensors that this rank has no gradient of
+    unused: Announcements
+    events: StepEvents
+
+
 class Bucket:
     """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
 
@@ -106,6 +115,8 @@ class Bucket:
         nbytes = self.exchange.residual_bytes
         self._memory = stage.keep(nbytes) if nbytes else None
         self._hands = 0  # that have the residuals
+        self._ahead: Future[_Turn] | None = None  # a turn that has begun, or its error
+        self._ahead_seconds = self._ahead_cpu_seconds = 0.0  # not counted yet
         info = settings.info
         self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
         # The last step's tensors that no rank has a gradient of, and their residuals.
@@ -133,18 +144,60 @@ class Bucket:
         wire: Transport,
         alike: Alike | None = None,
         auto: AutoCodecs | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Averages in float32. The average is rounded half to even to the gradients' dtype.
 
         `alike`: hears what other ranks say of theirs; its `check` must follow.
         `auto`: tries the codecs among which it chooses on what this rank sends.
+        `meanwhile`: called before each wait for a peer.
         """
+        ahead, self._ahead = self._ahead, None
+        waits = time.perf_counter()
+        begun = None if ahead is None else ahead.result()
+        self._ahead_seconds -= time.perf_counter() - waits  # which the caller counts
+        said = [] if alike is None else [alike.begin(job.alike, wire, self._passes_on)]
         with self._residuals_at_hand():
-            self._average(job, wire, alike, auto)
+            turn = self._begin(job, wire, said, auto) if begun is None else begun
+            if begun is not None:
+                turn.events.go([turn.unused, *said])
+            self._finish(turn, wire, [turn.unused, *said], auto, meanwhile)
 
-    def _average(
-        self, job: BucketJob, wire: Transport, alike: Alike | None, auto: AutoCodecs | None
-    ) -> None:
+    def encode_ahead(self, job: BucketJob, wire: Transport) -> Callable[[], None]:
+        """What encodes, in another thread, what this rank pushes, while another bucket has its
+        turn; `average` waits for it, and sends."""
+        assert self.takes_ahead
+        assert self._ahead is None, "a bucket has one turn in a step"
+        ahead: Future[_Turn] = Future()
+        self._ahead = ahead
+
+        def work() -> None:
+            began, cpu = time.perf_counter(), time.thread_time()
+            try:
+                with self._residuals_at_hand():
+                    turn = self._begin(job, wire, None, None)
+            except Exception as error:  # of this bucket, and not of the other
+                ahead.set_exception(error)
+            else:
+                self._ahead_seconds = time.perf_counter() - began
+                self._ahead_cpu_seconds = time.thread_time() - cpu
+                ahead.set_result(turn)
+
+        return work
+
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether `encode_ahead` is possible: residuals of a device come for one turn."""
+        return not self._on_device and (self._memory is None or self._memory.stays)
+
+    def _begin(
+        self,
+        job: BucketJob,
+        wire: Transport,
+        said: Sequence[Announcements] | None,
+        auto: AutoCodecs | None,
+    ) -> _Turn:
+        """said: of others; None: messages are held until the bucket's turn."""
         arriving = job.arriving or Arriving(job.values)
         is_wide = self.dtype == torch.float32
         unused = job.unused
@@ -154,21 +207,32 @@ class Bucket:
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
         before = residuals_in(self.exchange, self._names(unused.own)) if unused.own else []
-        said = [unused.begin(wire, len(self.tensors), self._passes_on)]
-        if alike is not None:
-            said.append(alike.begin(job.alike, wire, self._passes_on))
+        announced = unused.begin(wire, len(self.tensors), self._passes_on)
         if auto is not None:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
+        events = StepEvents(wire, arriving, is_wide and job.factor == 1)
+        if said is not None:
+            events.go([announced, *said])
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
-            finish_step(self.exchange, wire, said)
         else:
-            events = StepEvents(wire, said, arriving, is_wide and job.factor == 1)
             self.exchange.start(wide, job.step, events)
-            finish_step(self.exchange, wire, said, events.check)
+        return _Turn(job, wide, before, announced, events)
+
+    def _finish(
+        self,
+        turn: _Turn,
+        wire: Transport,
+        said: Sequence[Announcements],
+        auto: AutoCodecs | None,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        job, wide, unused = turn.job, turn.wide, turn.job.unused
+        finish_step(self.exchange, wire, said, turn.events.check, meanwhile)
         if self._left_out or unused.own:
-            arriving.take_back()
-            self._leave_out(unused.everywhere(), before, wide)
+            if job.arriving is not None:
+                job.arriving.take_back()
+            self._leave_out(unused.everywhere(), turn.before, wide)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if job.factor != 1:
@@ -275,6 +339,9 @@ class Bucket:
         values = grown["values_pushed"] + self._pullers * grown["values_pulled"]
         step.raw_bytes += self.dtype.itemsize * values
         step.values += self.layout.numel
+        step.own_seconds += self._ahead_seconds
+        step.own_cpu_seconds += self._ahead_cpu_seconds
+        self._ahead_seconds = self._ahead_cpu_seconds = 0.0
         step.dtypes.add(str(self.dtype).removeprefix("torch."))
         self._traffic = self.exchange.tensor_traffic()
 
@@ -286,63 +353,3 @@ class Bucket:
             TensorTraffic(name, prod(shape), *counted)
             for (name, shape), counted in zip(self.tensors, self._traffic, strict=True)
         )
-
-
-class CodecChoice:
-    """The codecs of the settings, or those that are chosen for their `auto` texts.
-
-    Attributes:
-        settings: with the codecs that hold now.
-    """
-
-    def __init__(self, settings: ExchangeSettings) -> None:
-        self.settings = settings
-        self._auto: AutoCodecs | None = None
-        if settings.goals:
-            from gradwire.torch.buckets.auto_codecs import AutoCodecs
-
-            self._auto = AutoCodecs(settings.goals, settings.remedy)
-        self._decides = False  # whether a decision ends the step under way
-
-    @property
-    def trying(self) -> AutoCodecs | None:
-        """Tries codecs on what the step under way sends, if a decision ends it."""
-        return self._auto if self._decides else None
-
-    def begin_step(self, raw: bool) -> None:
-        self._decides = self._auto is not None and not raw and self._auto.is_due()
-
-    def end_step(self, wire: Transport) -> bool:
-        """Ends a step that was compressed. Returns whether a codec changed."""
-        return self._auto is not None and self._take(self._auto.end_step(self._decides, wire))
-
-    def prepare(self, job: BucketJob, wire: Transport) -> None:
-        """Chooses for the tensors of a new bucket."""
-        if self._auto is None or job.raw:
-            return
-        layout = self.settings.bucket_layout(
-            job.tensors, wire.world_size, RAW_CODECS[job.values.dtype]
-        )
-        values = job.all_values().float().cpu().numpy()
-        self._take(self._auto.prepare(layout, values, wire))
-
-    def load(self, state: StateDict) -> None:
-        """Goes on with what a saved state has chosen."""
-        if self._auto is not None and (chosen := state.get("auto")) is not None:
-            self._auto.load_state_dict(chosen)
-            self._take(True)
-
-    def state_dict(self) -> StateDict | None:
-        """None if nothing is chosen."""
-        return None if self._auto is None else self._auto.state_dict()
-
-    def summary(self) -> tuple[ChosenCodec, ...]:
-        return () if self._auto is None else self._auto.summary()
-
-    def remarks(self) -> tuple[str, ...]:
-        return () if self._auto is None else self._auto.remarks()
-
-    def _take(self, changed: bool) -> bool:
-        if changed and self._auto is not None:
-            self.settings = replace(self.settings, chosen=self._auto.chosen)
-        return changed

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.buckets.bucket import Bucket, BucketJob, CodecChoice
+from gradwire.torch.buckets.bucket import Bucket, BucketJob
+from gradwire.torch.buckets.codec_choice import CodecChoice
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
 from gradwire.torch.buckets.residuals import ResidualStore
 from gradwire.torch.checkpoint import (
@@ -103,6 +104,7 @@ class BucketRunner:
         self._buckets: dict[int, Bucket] = {}
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._done: list[int] = []  # bucket indices of the step under way
+        self._current = -1  # index
         self.ledger = Ledger()
         self.kept = ResidualStore(self._buckets)
         self.choice = CodecChoice(settings)
@@ -114,17 +116,20 @@ class BucketRunner:
         self._alike = Alike()
         self._may_differ = False
 
-    def run(self, job: BucketJob) -> None:
-        """Averages the bucket in place. After this it holds the same bits on every rank."""
+    def run(self, job: BucketJob, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Averages the bucket in place. After this it holds the same bits on every rank.
+
+        meanwhile: called before each wait for a peer; it may call `encode_ahead`."""
         started = time.perf_counter()
         if job.step != self.ledger.step.step:
             self._begin_step(job)
         bucket = self._bucket_for(job)
+        self._current = job.index
         self.kept.begin(job.index)
         ready = time.perf_counter()
         waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
-            bucket.average(job, self._wire, self._alike, self.choice.trying)
+            bucket.average(job, self._wire, self._alike, self.choice.trying, meanwhile)
             self._check_alike()
         finished = time.perf_counter()
         waited = self._wire.waited_seconds - waited
@@ -144,6 +149,25 @@ class BucketRunner:
             self.ledger.skip(what)
         if job.last:
             self.end_step(job.parts)
+
+    def can_encode_ahead(self, job: BucketJob) -> bool:
+        """Whether `encode_ahead` may be called for the job after the one that `run` is at. Bits and
+        the order of messages are the same with it."""
+        bucket = self._buckets.get(job.index)
+        # A step that ends may change codecs and residuals.
+        return (
+            job.step == self.ledger.step.step
+            and bucket is not None
+            and bucket.takes_ahead
+            and bucket.fits(job)
+            and job.index not in {self._current, *self._done, *self._stale}
+            and self.choice.trying is None
+            and not self.kept.keeps_undo
+        )
+
+    def encode_ahead(self, job: BucketJob) -> Callable[[], None]:
+        """What encodes the pushes of the next job of `run`, in another thread."""
+        return self._buckets[job.index].encode_ahead(job, self._wire)
 
     def let_differ(self) -> None:
         """From now on jobs whose `alike` differ from other ranks' give a warning, and no error."""

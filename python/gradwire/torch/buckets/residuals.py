@@ -25,6 +25,7 @@ class ResidualStore:
     Attributes:
         loss_scale: the gradient scaler's, of which residuals are multiples; None: no scaler.
         unfinished: the bucket whose exchange was broken off, where undoing is kept.
+        keeps_undo: whether it is.
     """
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
@@ -32,7 +33,7 @@ class ResidualStore:
         self.unfinished: int | None = None
         self._buckets = buckets
         self._unplaced: list[Residual] = []
-        self._keeps_undo = False
+        self.keeps_undo = False
         self._before: list[Residual] = []  # of the unfinished bucket
 
     def all(self) -> list[Residual]:
@@ -50,11 +51,11 @@ class ResidualStore:
     def keep_undo(self) -> None:
         """From now on a copy of the residuals is kept while a bucket is averaged, so that an
         exchange that is broken off can be undone."""
-        self._keeps_undo = True
+        self.keeps_undo = True
 
     def begin(self, index: int) -> None:
         """The exchange of this bucket begins."""
-        if self._keeps_undo:
+        if self.keeps_undo:
             self.unfinished, self._before = index, self._buckets[index].residuals()
 
     def confirm(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,14 +18,15 @@ import torch.distributed as dist
 from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.bucket_runner import BucketRunner
+from gradwire.torch.buckets.session_threads import ComingBucket, JobsAtOnce, SessionThreads
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import LiveScalars, scalars_of
-from gradwire.torch.network.connection import CommunicationThread, Connection
+from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.network.transport import ABORT_SECONDS, Transport
-from gradwire.torch.parameters import NamedShape, all_finite, ordinary_tensors
+from gradwire.torch.parameters import NamedShape, all_finite
 from gradwire.torch.staging.stage import Stage, stage_for
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
@@ -70,9 +72,10 @@ class Session:
         takes_kernels = not settings.info["adds_trits"]
         self.stage = stage or stage_for(device, settings.memory, takes_kernels)
         waits_alone = self._connection.wire.waits_alone
-        self._thread: CommunicationThread | JobsAtOnce
-        self._thread = CommunicationThread() if waits_alone else JobsAtOnce()
+        self._thread: SessionThreads | JobsAtOnce
+        self._thread = SessionThreads() if waits_alone else JobsAtOnce()
         self.runner = BucketRunner(settings, self._connection, self.stage)
+        self._coming: deque[ComingBucket] = deque()  # of `submit`, in its order
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -252,14 +255,30 @@ class Session:
         return stopped
 
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Transport], torch.Tensor], str]:
-        fetched = self.stage.fetch(job.values)
+        self.check()  # before anything is kept for the job
+        coming = ComingBucket(job, self.stage)
+        self._coming.append(coming)
 
         def work(wire: Transport) -> torch.Tensor:
-            with self.stage.in_pieces(job.values, fetched) as arriving:
-                self.runner.run(replace(job, values=arriving.values, arriving=arriving))
+            self._coming.remove(coming)
+            with coming:
+                self.runner.run(coming.on_host(), self._encode_ahead)
             return job.values
 
         return work, _describe(job)
+
+    def _encode_ahead(self) -> None:
+        """While the bucket under way waits for peers: has the next one encoded, if it is there."""
+        coming = self._coming[0] if self._coming else None
+        if coming is None or not coming.is_there or not self.runner.can_encode_ahead(coming.job):
+            return
+        encode = self.runner.encode_ahead(coming.on_host())
+
+        def work() -> None:
+            with self.stage.after(None):
+                encode()
+
+        self._thread.encode(work)
 
     def _run(
         self,
@@ -272,6 +291,8 @@ class Session:
             with self._connection.guard(doing), self.stage.after(mark):
                 result = work(self._connection.wire)
         except Exception as error:
+            self._coming.clear()
+            self._thread.drain_encoder(ABORT_SECONDS)  # whose bucket others may look at now
             if isinstance(error, CommunicationError):
                 # The earlier exceptions would keep the connection and its tensors until exit.
                 error.__cause__ = error.__context__ = None
@@ -285,20 +306,6 @@ class Session:
     def _settle(self) -> None:
         if not self._thread.drain(self._settings.timeout):
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
-
-
-class JobsAtOnce:
-    """Jobs that run in the thread that submits them, apart from what the program has set there."""
-
-    def submit(self, job: Callable[[], None]) -> None:
-        with ordinary_tensors():
-            job()
-
-    def drain(self, seconds: float) -> bool:
-        return True
-
-    def stop(self, seconds: float) -> bool:
-        return True
 
 
 def _describe(job: BucketJob) -> str:

@@ -230,9 +230,9 @@ class CommunicationThread:
     exiting aborts the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "gradwire") -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:

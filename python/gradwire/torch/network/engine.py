@@ -187,16 +187,25 @@ class Values(Protocol):
 
 
 class StepEvents:
-    """What an exchange calls while it works: sends each message as soon as it is encoded. An error
-    in there is raised by `check`, as none may pass through the exchange."""
+    """What an exchange calls while it works: sends each message as soon as it is encoded, or holds
+    it until the bucket's turn. An error in there is raised by `check`, as none may pass through the
+    exchange."""
 
-    def __init__(
-        self, wire: Transport, said: Sequence[Announcements], values: Values, gives_back: bool
-    ) -> None:
-        """said: goes before the packets. gives_back: results are final when they are there."""
-        self._wire, self._said, self.values = wire, said, values
+    def __init__(self, wire: Transport, values: Values, gives_back: bool) -> None:
+        """gives_back: results are final when they are there."""
+        self._wire, self.values = wire, values
+        self._said: Sequence[Announcements] | None = None
+        self._held: list[tuple[int, Bytes]] = []
         self._gives_back = gives_back
         self._error: Exception | None = None
+
+    def go(self, said: Sequence[Announcements]) -> None:
+        """It is the bucket's turn: sends what was held, and from now on at once. said: goes before
+        the packets."""
+        self._said = said
+        for peer, message in self._held:
+            self.send(peer, message)
+        self._held.clear()
 
     def arrive(self, end: int) -> int:
         return self.values.arrive(end)
@@ -205,7 +214,10 @@ class StepEvents:
         try:
             if self._error is None:
                 self.values.check()  # nothing is sent of values that never came
-                _send(self._wire, peer, message, self._said)
+                if self._said is None:
+                    self._held.append((peer, message))
+                else:
+                    _send(self._wire, peer, message, self._said)
         except Exception as error:
             self._error = error
 
@@ -225,15 +237,17 @@ def finish_step(
     wire: Transport,
     said: Sequence[Announcements],
     check: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Moves the messages of a step that was started, until its bucket holds the result, and `said`
-    has what all ranks announced. check: of StepEvents."""
+    has what all ranks announced. check: of StepEvents. meanwhile: called before each wait."""
     check()
     limits = {each.kind: each.max_size for each in said}
     limits[Kind.PACKET] = exchange.max_message_size
     _send_all(exchange, wire, said)
     while not exchange.done:
         for peer in exchange.awaiting():
+            meanwhile()
             exchange.receive(peer, _receive_packet(wire, peer, limits, said))
             check()
             wire.release(peer)

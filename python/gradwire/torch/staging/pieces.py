@@ -27,6 +27,11 @@ class Arriving:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
+    @property
+    def is_there(self) -> bool:
+        """Whether `wait` would return at once."""
+        return True
+
     def arrive(self, end: int) -> int:
         """Waits for the first `end` values. Returns how many of the first values are there."""
         return self.values.numel()
@@ -61,6 +66,10 @@ class Pieces(Arriving):
             end = min(begin + size, there.numel())
             stage.copier.to_host(there[begin:end], host[begin:end])
             self._copied.append((end, stage.mark(there)))
+
+    @property
+    def is_there(self) -> bool:
+        return all(copied is None or copied.query() for _, copied in self._copied)
 
     def arrive(self, end: int) -> int:
         try:
@@ -113,7 +122,13 @@ class Pieces(Arriving):
 
 
 class KeptBytes:
-    """Memory of residuals, uint8 and flat. Here it is the host's, for good."""
+    """Memory of residuals, uint8 and flat. Here it is the host's, for good.
+
+    Attributes:
+        stays: Whether it is.
+    """
+
+    stays = True
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
@@ -126,6 +141,8 @@ class KeptBytes:
 
 class ResidualsOnDevice(KeptBytes):
     """Residuals on the device. They come to the host for each exchange."""
+
+    stays = False
 
     def __init__(self, stage: CopyStage, nbytes: int) -> None:
         super().__init__(torch.zeros(nbytes, dtype=torch.uint8, device=stage.device))

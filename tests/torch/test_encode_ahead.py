@@ -1,0 +1,113 @@
+"""While a bucket waits for peers, the next one is encoded: the same bits, and errors of its own."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from cluster import Cluster
+from gradwire.torch.buckets.bucket import Bucket
+from gradwire.torch.buckets.bucket_runner import BucketRunner
+from gradwire.torch.network.wire import Wire
+from ways import WAYS, build, integers
+
+STEPS, WIDTH = 6, 128
+CODECS = {"hook": "3lc:s=1.00,coder=rice", "hook, ring": "int8", "FSDP2": "qsgd:bits=4"}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    cluster = Cluster(4)
+    yield cluster
+    cluster.close()
+
+
+def make_model() -> nn.Module:
+    """Each of its layers is a bucket, or a unit."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+
+def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+    inputs = integers(4 * WIDTH, seed=1000 * step + rank).view(4, WIDTH)
+    return module(inputs / 100).square().mean()
+
+
+def slowly(receive: Callable[..., Any]) -> Callable[..., Any]:
+    """So that the next bucket is there before a message is."""
+
+    def wait(self: Wire, *of: Any, **named: Any) -> Any:
+        time.sleep(0.02)
+        return receive(self, *of, **named)
+
+    return wait
+
+
+def train(way: str, ahead: bool) -> tuple[Any, int]:
+    """The parameters and residuals of this rank, and how many buckets were encoded ahead."""
+    warnings.simplefilter("ignore")
+    encoded: list[int] = []
+    can_encode, encode = BucketRunner.can_encode_ahead, BucketRunner.encode_ahead
+
+    def note(self: BucketRunner, job: Any) -> Any:
+        encoded.append(job.index)
+        return encode(self, job)
+
+    codec: Any = {"codec": CODECS[way]} if way in CODECS else {}
+    with (
+        mock.patch.object(BucketRunner, "encode_ahead", note),
+        mock.patch.object(BucketRunner, "can_encode_ahead", lambda *of: ahead and can_encode(*of)),
+        mock.patch.object(Wire, "receive", slowly(Wire.receive)),
+    ):
+        training = build(way, make_model(), **codec)
+        training.run(STEPS, loss)
+        kept = [r["values"].tolist() for r in training.source.state_dict()["residuals"]]
+        values = [value.tolist() for value in training.values().values()]
+        training.close()
+    return (values, kept), len(encoded)
+
+
+@pytest.mark.parametrize("way", [*CODECS, "hook, terngrad", "hook, pull codec"])
+def test_the_bits_are_those_of_buckets_in_turn(ranks: Cluster, way: str) -> None:
+    world = min(WAYS[way].ranks)
+    in_turn, ahead = (ranks.run(world, train, way, each) for each in (False, True))
+    assert [bits for bits, _ in in_turn] == [bits for bits, _ in ahead]
+    assert all(count == 0 for _, count in in_turn)
+    assert all(count > 0 for _, count in ahead), "else nothing is shown"
+
+
+def fail_ahead() -> str:
+    """Rank 0 fails to encode in the encoder's thread."""
+    warnings.simplefilter("ignore")
+    begin = Bucket._begin
+
+    def fail(self: Bucket, job: Any, wire: Wire, said: Any, auto: Any) -> Any:
+        if said is None and wire.rank == 0:
+            raise RuntimeError(f"no memory for bucket {job.index}")
+        return begin(self, job, wire, said, auto)
+
+    with (
+        mock.patch.object(Bucket, "_begin", fail),
+        mock.patch.object(Wire, "receive", slowly(Wire.receive)),
+    ):
+        training = build("hook", make_model(), codec="int8")
+        try:
+            training.run(STEPS, loss)
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            training.close()
+    return "nothing"
+
+
+def test_an_error_is_that_of_its_own_bucket(ranks: Cluster) -> None:
+    own, other = ranks.run(2, fail_ahead)
+    assert "no memory for bucket" in own
+    assert "rank 0 stopped: RuntimeError: no memory for bucket" in other
