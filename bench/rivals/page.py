@@ -10,7 +10,18 @@ from typing import Any
 from gradwire_lab.evaluate.found import table, with_interval
 from rivals.arithmetic import steps_to, total
 from rivals.results import RESULTS
-from rivals.ways import COMPUTES, DDP, LINKS, NOT_RUN, POWER_SGD, RAW, TARGETS, TORCHFT, WAYS
+from rivals.ways import (
+    COMPUTES,
+    DDP,
+    HIVEMIND,
+    LINKS,
+    NOT_RUN,
+    POWER_SGD,
+    RAW,
+    TARGETS,
+    TORCHFT,
+    WAYS,
+)
 from rivals.words import ABOUT, HEAD, REFEREE, SETTINGS
 
 PICTURE = RESULTS.parents[1] / "pictures" / "rivals.svg"
@@ -53,6 +64,12 @@ class Measured:
         if steps is None or own is None or plain is None:
             return None
         return total(steps, own, plain, WAYS[way].plain_steps)
+
+    def exchange(self, way: str, link: str) -> float | None:
+        """Seconds of an exchange beyond the computation of its steps."""
+        own = self.of_step(way, link, "step_seconds")
+        alone = self.of_step(COMPUTES, LINKS[-1], "step_seconds")
+        return None if own is None or alone is None else WAYS[way].period * (own - alone)
 
     def fastest(self, link: str, target: float, ours: bool) -> tuple[str, float] | None:
         times = {
@@ -116,20 +133,15 @@ def _verdict(found: Measured, link: str) -> str:
 
 
 def _exchanges(found: Measured) -> str:
-    """What an exchange takes beyond the computation of its steps."""
-    alone = found.of("link", COMPUTES, bandwidth=LINKS[-1])
-    if not alone:
-        return ""
-    computes = alone[0]["step_seconds"]
     rows = []
     for way in found.ways:
-        lines = [found.of("link", way, bandwidth=link) for link in LINKS]
-        if all(lines):
-            period = WAYS[way].period
-            times = [1e3 * period * (line[0]["step_seconds"] - computes) for line in lines]
-            sent = period * (found.of_step(way, LINKS[1], "step_bytes") or 0.0) / 1e6
-            rows.append([_named(way), f"{sent:.2g}", *(f"{max(each, 0.0):,.0f}" for each in times)])
-    said = f"Between exchanges a step takes {1e3 * computes:.0f} ms ({COMPUTES}, 1000 Mbit/s)."
+        times = [found.exchange(way, link) for link in LINKS]
+        sent = found.of_step(way, LINKS[1], "step_bytes")
+        if sent is not None and None not in times:
+            size = f"{WAYS[way].period * sent / 1e6:.2g}"
+            rows.append([_named(way), size, *(f"{1e3 * (each or 0.0):,.0f}" for each in times)])
+    computes = 1e3 * (found.of_step(COMPUTES, LINKS[-1], "step_seconds") or 0.0)
+    said = f"Between exchanges a step takes {computes:.0f} ms ({COMPUTES}, 1000 Mbit/s)."
     return f"{said}\n\n{table(('way', 'MB', *(f'ms, {LINKS_IN_WORDS[b]}' for b in LINKS)), rows)}"
 
 
@@ -137,18 +149,16 @@ def _reasons(found: Measured) -> str:
     """What explains the rows, with the numbers that say so."""
 
     def beyond(way: str, link: str) -> float:
-        alone, own = (found.of("link", each, bandwidth=link)[0] for each in (COMPUTES, way))
-        seconds: float = own["step_seconds"] - alone["step_seconds"]
-        return 1e3 * WAYS[way].period * seconds
+        return 1e3 * (found.exchange(way, link) or 0.0)
 
     def loss(way: str, step: int) -> float:
         (value,) = [e[2] for e in found.of("train", way)[0]["evaluations"] if e[0] == step]
         return float(value)
 
-    needed = (DDP, COMPUTES, POWER_SGD, TORCHFT, RAW)
+    needed = (DDP, COMPUTES, POWER_SGD, TORCHFT, HIVEMIND, RAW)
     if not all(found.of("train", way) and found.of("link", way) for way in needed):
         return ""
-    fast = LINKS[-1]
+    slow, fast = LINKS[0], LINKS[-1]
     plain = beyond(DDP, fast)
     bytes_ms = 8e-6 * found.of("link", DDP, bandwidth=fast)[0]["step_bytes"]
     return f"""- **Trips, not bytes**, from 100 Mbit/s on: DDP's exchange takes {plain:.0f} ms at
@@ -160,10 +170,13 @@ def _reasons(found: Measured) -> str:
 - **torchft** reduces the model tensor by tensor, between a quorum and a vote:
   {beyond(TORCHFT, fast) / 1e3:.1f} s where gradwire's `DiLoCo` takes {beyond(RAW, fast) / 1e3:.1f}.
   Their losses are the same ({loss(TORCHFT, 600):.3f} and {loss(RAW, 600):.3f} at the end).
+- **hivemind** sends a quarter of the bytes, and at 10 Mbit/s its exchange takes
+  {beyond(HIVEMIND, slow) / 1e3:.1f} s where gradwire's DiLoCo takes {beyond(RAW, slow) / 1e3:.1f}
+  with `raw` and {beyond(COMPUTES, slow) / 1e3:.1f} with `small`, which needs too many steps.
+  `LocalSteps` with `int8` is what compares; it was not run. hivemind's replicas end apart.
 - **gradwire's codec loses in DiLoCo**: `small` ends at {loss(COMPUTES, 600):.2f}, `raw` at
   {loss(RAW, 600):.2f}. On the way its loss rises, from {loss(COMPUTES, 240):.2f} after 240 steps to
-  {loss(COMPUTES, 510):.2f} after 510. From 100 Mbit/s on, `raw` is faster to any loss; at 10 Mbit/s
-  it is close.
+  {loss(COMPUTES, 510):.2f} after 510. From 100 Mbit/s on, `raw` is faster to any loss.
 - **Local steps end worse than DDP** in so few steps, whoever does them; to a low loss only ways
   that exchange every step come.
 """

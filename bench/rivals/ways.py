@@ -73,7 +73,8 @@ def _diloco(codec: str) -> Way:
     return Way(codec, _DILOCO, period=EVERY, ours=True)
 
 
-DDP, POWER_SGD, TORCHFT, RAW = "DDP", "PowerSGD, rank 4", "torchft, DiLoCo", "DiLoCo, raw"
+DDP, POWER_SGD, TORCHFT = "DDP", "PowerSGD, rank 4", "torchft, DiLoCo"
+HIVEMIND, RAW = "hivemind, 8 bits", "DiLoCo, raw"
 COMPUTES = "DiLoCo, small"  # a step of which is next to nothing but computation
 WAYS: Mapping[str, Way] = {
     DDP: Way("ddp"),

@@ -20,7 +20,7 @@ SETTINGS = f"""## Settings
 - **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
   with rate 0.7 and momentum 0.9 outside.
 - **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
-  `Uniform8BitQuantization`; it waits 3 s for its peers, as it recommends for small groups.
+  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few.
 - **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
 - **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
   takes, the changes of every step; *DiLoCo* is `LocalSteps` every {EVERY} steps with
