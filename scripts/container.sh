@@ -56,5 +56,6 @@ buildah build -q --pull-never --build-arg BASE="$base" "${volumes[@]}" -t localh
 container=$(buildah from --pull-never localhost/gradwire)
 buildah copy -q "$container" examples/adamw.py /home/gradwire/ >/dev/null
 buildah run "$container" -- python -c 'import gradwire.torch'
-buildah run --env GLOO_SOCKET_IFNAME=lo "$container" -- torchrun --nproc-per-node 2 adamw.py
+buildah run --env GLOO_SOCKET_IFNAME=lo "$container" -- torchrun --standalone \
+  --local-addr 127.0.0.1 --nproc-per-node 2 adamw.py
 buildah images localhost/gradwire
