@@ -30,6 +30,7 @@ RIVALS
 export OMP_NUM_THREADS=1
 "$python" bench/time_to_loss.py train --seeds "${1-1}"
 "$python" bench/time_to_loss.py link
-"$python" bench/time_to_loss.py whole --way DDP --way 'DiLoCo, small' --bandwidth 100mbit \
-  --until 2.25
+whole() { "$python" bench/time_to_loss.py whole "$@"; }
+whole --way 'compress, small' --bandwidth 100mbit --until 2.45
+whole --way 'DiLoCo, small' --bandwidth 10mbit --until 2.56
 "$python" bench/time_to_loss.py page

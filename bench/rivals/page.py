@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from gradwire_lab.evaluate.found import table, with_interval
@@ -218,6 +219,9 @@ def text(lines: Lines) -> str:
     parts += [
         f"- **{way}**: {why}.\n  It needs {needed}." for way, (why, needed) in NOT_RUN.items()
     ]
+    if missing := [name for name in WAYS if name not in found.ways]:
+        said = f"- Not yet, for want of time, about three minutes each: {'; '.join(missing)}."
+        parts += [fill(said, 100, subsequent_indent="  ")]
     parts += [""]
     parts += [SETTINGS, ABOUT, "", _confirmed(found), "", REFEREE]
     builds = sorted({line["build"]["commit"] for line in lines})

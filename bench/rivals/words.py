@@ -9,8 +9,8 @@ HEAD = f"""# gradwire and what people would take instead
 Each way trains the same transformer of 664,448 parameters with the same batches: {WORKERS} workers,
 {STEPS} steps of AdamW, the sources of Python's library as text. Every rival is run from its own
 package, in an environment of its own, tuned as its documentation says. Ways of gradwire are bold.
-Bars and times are those until the loss on held-out text is at most {TARGETS[0]:g} or
-{TARGETS[1]:g} nats a byte. Packets travel 20 ms.
+Times are those until the loss on held-out text is at most {TARGETS[0]:g} or {TARGETS[1]:g} nats a
+byte. A packet travels for 20 ms.
 """
 
 SETTINGS = f"""## Settings
@@ -35,7 +35,8 @@ steps; between two of them a straight line gives the step. Behind each link a fe
 at a higher priority than all else on the machine, and the bytes counted by the workers'
 interfaces, headers included: six steps after three, or a whole interval of {EVERY} after one.
 Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links
-confirm it; where there is one, its bytes count."""
+confirm it; where there is one, its bytes count. `scripts/rivals.sh` makes the environments, runs
+what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
 
 REFEREE = """## What a referee would still say
 
