@@ -111,6 +111,29 @@ def test_a_marker_that_says_too_little_is_not_believed(tmp_path: Path, what: byt
     assert fetched.is_full
 
 
+def test_a_file_that_comes_between_fetch_and_apply_stays(tmp_path: Path) -> None:
+    """It was taken for one of the version's, and removed."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    publisher = Publisher(store)
+    publisher.publish(state_of(1))
+    follow(store, local)
+    publisher.publish(state_of(2))
+    subscriber = Subscriber(store, local=local)
+    subscriber.fetch()
+    mine = local / "adapter.safetensors"
+    safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
+    kept = mine.read_bytes()
+    subscriber.apply_()
+    assert mine.read_bytes() == kept
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(2))
+    publisher.publish(state_of(3))
+    with pytest.raises(WeightsError, match="would be lost: 'lora'"):
+        subscriber.fetch()
+    mine.unlink()
+    follow(store, local)
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
+
+
 @pytest.mark.parametrize("change", ["values", "a new tensor"])
 def test_the_metadata_of_the_files_stay(tmp_path: Path, change: str) -> None:
     local, store = tmp_path / "local.safetensors", tmp_path / "store"

@@ -116,13 +116,13 @@ class Checkpoint:
                 f"{', '.join(map(repr, lost[:_SHOWN]))}{more}. Nothing was changed; move them to "
                 "another folder, or publish them, too"
             )
+        self._own |= set(self._places.values())
         Target(views, self._threads, make=_make).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
         views = self._base()
         target = Target(views, self._threads, make=_make)
-        self._own |= set(self._places.values())
         if views and target.fits(update) and not (update.head and self._head):
             self._mark(None)
             target.write(update, track)
