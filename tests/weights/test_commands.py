@@ -133,7 +133,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'd'}: No such file" in run("patch", new, tmp_path / "d").err
     found = run("patch", new, new)
     assert "it is a .safetensors file without deltas" in found.err
-    assert "v000001.json is missing" in run("fold", tmp_path, 0, 3).err
+    assert "there is no version 1; the newest is 0" in run("fold", tmp_path, 0, 3).err
 
 
 def test_a_folder_without_one_of_its_files_is_no_checkpoint(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from folders import FaultyFolder
-from gradwire import _core
+from gradwire import GradwireError, _core
 from gradwire.weights import (
     ConflictError,
     Folder,
@@ -404,6 +404,10 @@ def test_fold_and_prune(tmp_path: Path) -> None:
         prune(store, 0)
     with pytest.raises(WeightsError, match=r"version 3 to 4: a fold takes two deltas"):
         fold(store, 3, 4)
+    with pytest.raises(WeightsError, match=r"no version 4; the newest is 12"):
+        fold(store, 3, 12)
+    with pytest.raises(WeightsError, match=r"no version 20; the newest is 12"):
+        fold(store, 10, 20)
 
 
 def test_each_promised_version_is_within_reach_after_prune(tmp_path: Path) -> None:
@@ -557,6 +561,14 @@ def test_an_unknown_scheme_is_named() -> None:
 def test_both_a_version_and_local_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="without local="):
         Subscriber(tmp_path, local=tmp_path, version=0)
+
+
+@pytest.mark.parametrize("threads", [0, 1000])
+def test_a_number_of_threads_that_cannot_be_is_refused_at_once(store: Place, threads: int) -> None:
+    """A receiver was told in the middle of it that its tensors are of no version."""
+    for begin in (Publisher, Subscriber):
+        with pytest.raises(GradwireError, match=f"^threads must be 1 to 256, got {threads}$"):
+            begin(store, threads=threads)
 
 
 def test_a_store_is_no_checkpoint(tmp_path: Path) -> None:

@@ -81,11 +81,14 @@ def fold(
         Its bytes.
 
     Raises:
+        WeightsError: The store has no such versions, or the delta already.
         DamagedVersionError: A version between them is missing or was changed.
     """
     if not 0 <= first < last - 1:
         raise WeightsError(f"version {first} to {last}: a fold takes two deltas or more")
     opened = Store(store, patience=0.0, threads=threads)
+    for version in (first + 1, last):
+        opened.require(version)
     label, writer = label_of(last, first), Writer.here()
     there, whole = opened.manifest(label), opened.manifest(label_of(last))
     if there is not None and whole is not None and there.leads_where(whole):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gradwire.strict_json import parse_json
 from gradwire.weights.difference import fold_updates
-from gradwire.weights.errors import DamagedVersionError, StaleBaseError
+from gradwire.weights.errors import DamagedVersionError, StaleBaseError, WeightsError
 from gradwire.weights.folder import Folder, open_folder
 from gradwire.weights.manifest import (
     Manifest,
@@ -20,7 +20,7 @@ from gradwire.weights.manifest import (
     label_of,
     version_of,
 )
-from gradwire.weights.update import Update, read_update
+from gradwire.weights.update import Update, digest_of, read_update
 
 _T = TypeVar("_T")
 _HINT = "newest.json"
@@ -39,6 +39,7 @@ class Store:
     def __init__(self, place: str | os.PathLike[str] | Folder, patience: float, threads: int):
         self.folder = open_folder(place)
         self._patience = patience
+        digest_of(b"", threads)  # refuses another number now, not in the middle of something
         self._threads = threads
         self._manifests: dict[str, Manifest] = {}  # they never change
         self._newest, self._head = 0, b""
@@ -95,6 +96,14 @@ class Store:
             return version > 0 and self.manifest(label_of(version)) is not None
         except DamagedVersionError:
             return True
+
+    def require(self, version: int) -> None:
+        """Raises WeightsError unless the version is there, if perhaps damaged."""
+        if not self.has(version):
+            raise WeightsError(
+                f"there is no version {version}; the newest is {self.newest()}, and prune() "
+                "removes old ones"
+            )
 
     def reread(self, label: str) -> Manifest | None:
         """As `manifest`, of the file as it is now, which may be another one."""

@@ -120,11 +120,8 @@ class Subscriber:
             self._replaced = self._store.replaced
             self._version = self._pending = None
         wanted = newest if version is None else version
-        if version is not None and not self._store.has(version):
-            raise WeightsError(
-                f"there is no version {version}; the newest is {newest}, and prune() removes old "
-                "ones"
-            )
+        if version is not None:
+            self._store.require(version)
         if wanted == 0 or (wanted == self._version and not self._is_claim):
             self._pending = None
             return None
