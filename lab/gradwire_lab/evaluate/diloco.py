@@ -189,14 +189,7 @@ EVALUATION = Evaluation(
     "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
     "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
     "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's "
-    "mean. MB are what a worker sends and receives in the whole training run.\n\n"
-    "**The papers**, with models of 150 million values and more that train far longer: a "
-    "replication of DiLoCo ends at a perplexity of 13.73, DDP at 13.68, with an exchange every "
-    "500 steps (OpenDiLoCo, arXiv:2407.07852). Streaming DiLoCo with changes in 4 bits ends at "
-    "0.996, 0.996 and 1.000 of the loss of data parallel training after 25, 100 and 250 billion "
-    "tokens, with a 400th of the bytes (its table 1). SparseLoCo with 1 to 3 % of the values in 2 "
-    "bits ends below DiLoCo with all of them, and MuLoCo with 2 bits loses next to nothing (both "
-    "in words of their abstracts).",
+    "mean. MB are what a worker sends and receives in the whole training run.",
     (
         Experiment(
             "Steps between exchanges",
