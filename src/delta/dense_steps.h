@@ -158,6 +158,8 @@ inline void fetch_ahead(const void* at, size_t bytes) {
   constexpr size_t kLine = 64;
   const uintptr_t first = reinterpret_cast<uintptr_t>(at) + kPage;
   for (size_t i = 0; i < bytes; i += kLine) {
+    // Beyond the array a number may point, and a pointer may not.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     __builtin_prefetch(reinterpret_cast<const void*>(first + i));
   }
 }
