@@ -216,3 +216,21 @@ def test_a_model_that_has_the_version_is_not_read_again(
     subscriber.apply_(model)
     monkeypatch.setattr(Target, "check", lambda *_: pytest.fail("it was read"))
     assert subscriber.apply_(model).version == 1
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_publisher_whose_store_was_begun_anew_is_refused(tmp_path: Path, continued: bool) -> None:
+    store = tmp_path / "store"
+    if continued:
+        publish(store, range(1, 3))
+    publisher = Publisher(store, patience=0.1)
+    for time in range(3, 6):
+        publisher.publish(state_of(time))
+    state = begin_anew(store, 1)
+    with pytest.raises(ConflictError, match="version 1 was published by process"):
+        publisher.publish(state_of(6))
+    target: State = {}
+    subscriber = Subscriber(store)
+    subscriber.fetch()
+    assert subscriber.apply_(target).version == 1
+    assert_same(target, state)

@@ -110,6 +110,7 @@ class Publisher:
         self._team = Team(self._store, self._writer, rank, ranks, patience)
         self._opened = False
         self._version, self._token = 0, ""  # of who wrote it
+        self._former = ""  # the token of who wrote the version before this start
         self._pending = 0  # a version whose part is there, and perhaps its manifest
         self._copies: dict[str, Bytes] = {}  # the bytes of the version, by key
         self._entries: dict[str, Entry] = {}
@@ -178,7 +179,7 @@ class Publisher:
         self._version = self._store.newest()
         if self._version:
             found = self._store.manifest(label_of(self._version))
-            self._token = found.writer.token if found else ""
+            self._token = self._former = found.writer.token if found else ""
             if self._token == self._writer.token:
                 raise WeightsError(
                     f"{self._store.folder.place}: version {self._version} is of an earlier start "
@@ -314,8 +315,9 @@ class Publisher:
             )
 
     def _refuse_another_chain(self) -> None:
-        """Raises ConflictError if the store has another version in place of this publisher's. If it
-        has none, the next version is a full one."""
+        """Raises ConflictError if the store has another version in place of this publisher's, or
+        lost it and has versions of another publisher. If it only lost it, the next version is a
+        full one."""
         if not self._version:
             return
         label = label_of(self._version)
@@ -324,6 +326,10 @@ class Publisher:
         except DamagedVersionError:
             found = None
         if found is None:
+            newest = self._store.newest()
+            other = self._store.manifest(label_of(newest)) if newest else None
+            if other and other.writer.token not in (self._writer.token, self._former):
+                self._refuse(other)
             self._is_sound = False
             warnings.warn(
                 f"{self._store.folder.place} has version {self._version} no longer, or not whole: "

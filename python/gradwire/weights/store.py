@@ -114,7 +114,10 @@ class Store:
         """From here on the version exists. Raises FileExistsError where it exists already; anchors
         and folded deltas of a version with this number that was removed are replaced."""
         is_version = label == label_of(manifest.version)
-        self.folder.write(f"{label}.json", [manifest.write()], only_new=is_version)
+        data = manifest.write()
+        self.folder.write(f"{label}.json", [data], only_new=is_version)
+        if is_version:
+            self._newest, self._head = manifest.version, data[:_HEAD]
 
     def write_hint(self, version: int) -> None:
         """Lets readers find the newest version without a list."""
