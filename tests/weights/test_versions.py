@@ -563,6 +563,19 @@ def test_both_a_version_and_local_files_are_refused(tmp_path: Path) -> None:
         Subscriber(tmp_path, local=tmp_path, version=0)
 
 
+@pytest.mark.parametrize("value", [-1, 1.5])
+def test_a_number_of_versions_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(WeightsError, match=f"anchor_every={value}"):
+        Publisher(tmp_path, anchor_every=value)
+
+
+@pytest.mark.parametrize("begin", [Publisher, Subscriber])
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, begin: Any, value: float) -> None:
+    with pytest.raises(WeightsError, match=f"patience={value}"):
+        begin(tmp_path, patience=value)
+
+
 @pytest.mark.parametrize("threads", [0, 1000])
 def test_a_number_of_threads_that_cannot_be_is_refused_at_once(store: Place, threads: int) -> None:
     """A receiver was told in the middle of it that its tensors are of no version."""

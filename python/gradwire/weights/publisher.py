@@ -97,6 +97,8 @@ class Publisher:
                 f"{ranks} ranks need run=: a text that all of them share and no earlier start had, "
                 "such as the job's number and the count of its restarts"
             )
+        if not isinstance(anchor_every, int) or anchor_every < 0:
+            raise WeightsError(f"anchor_every={anchor_every}: a number of versions, or 0 for never")
         self._late = min(patience, _LATE)
         self._store = Store(store, self._late, threads)
         self._base = base

@@ -38,6 +38,8 @@ class Store:
 
     def __init__(self, place: str | os.PathLike[str] | Folder, patience: float, threads: int):
         self.folder = open_folder(place)
+        if not patience >= 0:
+            raise WeightsError(f"patience={patience}: seconds, from 0 on")
         self._patience = patience
         digest_of(b"", threads)  # refuses another number now, not in the middle of something
         self._threads = threads
