@@ -262,7 +262,7 @@ def refuse() -> None:
             *(optimizer, state | {"codec": "raw"}),
             "the state is that of a training with codec 'raw', this one has '3lc'",
         ),
-        (optimizer, {"some": "thing"}, "not a gradwire state of format 1"),
+        (optimizer, {"some": "thing"}, "not a gradwire state: its format is None"),
         (sharing_sgd, state, "the state is that of the optimizer Adam, this one wraps SGD"),
     ):
         check(f"ValueError: {text}", partial(loads.load_state_dict, given))
