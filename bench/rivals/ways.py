@@ -80,22 +80,20 @@ WAYS: Mapping[str, Way] = {
     DDP: Way("ddp"),
     "DDP, bf16 hook": Way("torch:bf16"),
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
-    "torchft, DiLoCo": Way(
+    TORCHFT: Way(
         "torchft",
         {**_LOCAL, "every": EVERY, "outer_lr": 0.7},
         "torchft_diloco",
         "torchft==0.2.0",
         EVERY,
     ),
-    "hivemind, 8 bits": Way(
-        "hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY
-    ),
+    HIVEMIND: Way("hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY),
     "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
     "hook, small": Way(_SMALL, ours=True),
     "compress, small": _changes(_SMALL),
     "compress, half-byte": _changes("qsgd:bits=4"),
-    "DiLoCo, raw": _diloco("raw"),
-    "DiLoCo, small": _diloco(_SMALL),
+    RAW: _diloco("raw"),
+    COMPUTES: _diloco(_SMALL),
     "DiLoCo, half-byte": _diloco("qsgd:bits=4"),
 }
 
