@@ -69,7 +69,9 @@ class ComingBucket:
     @property
     def is_there(self) -> bool:
         """Whether it can be encoded at once, and has not been asked for."""
-        return self._on_host is None and getattr(self._fetched, "is_there", self._fetched is None)
+        if self._on_host is not None or isinstance(self._fetched, Exception):
+            return False
+        return self._fetched is None or self._fetched.is_there
 
     def on_host(self) -> BucketJob:
         """The job with the values that the engine works on."""

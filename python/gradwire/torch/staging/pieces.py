@@ -27,11 +27,6 @@ class Arriving:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
-    @property
-    def is_there(self) -> bool:
-        """Whether `wait` would return at once."""
-        return True
-
     def arrive(self, end: int) -> int:
         """Waits for the first `end` values. Returns how many of the first values are there."""
         return self.values.numel()
@@ -69,6 +64,7 @@ class Pieces(Arriving):
 
     @property
     def is_there(self) -> bool:
+        """Whether `wait` would return at once."""
         return all(copied is None or copied.query() for _, copied in self._copied)
 
     def arrive(self, end: int) -> int:

@@ -79,7 +79,7 @@ class Stage:
         """What this thread queues from now on runs after `mark` (None: after all copies that are
         queued), for which the host does not wait."""
 
-    def fetch(self, values: torch.Tensor) -> Any:
+    def fetch(self, values: torch.Tensor) -> Pieces | Exception | None:
         """Begins to copy the values to the host; for `on_host`. In the thread that has them."""
         return None
 
