@@ -45,6 +45,14 @@ def follow(store: Path, local: Path) -> State:
     return safetensors.torch.load_file(local / "model.safetensors")
 
 
+def newest_of(store: Path) -> tuple[int | None, State]:
+    """The version that a new receiver finds, and its tensors."""
+    target: State = {}
+    subscriber = Subscriber(store)
+    subscriber.fetch()
+    return subscriber.apply_(target).version, target
+
+
 @pytest.mark.parametrize("versions", [2, 3, 4])  # the files have 3
 @pytest.mark.parametrize("how", ["emptied", "another store", "other files", "killed fetch"])
 def test_local_files_of_another_chain_are_replaced(tmp_path: Path, how: str, versions: int) -> None:
@@ -155,10 +163,7 @@ def test_a_publisher_whose_store_another_took_is_refused(tmp_path: Path) -> None
     wanted = begin_anew(store, 2)
     with pytest.raises(ConflictError, match="version 2 was published by process"):
         publisher.publish(state_of(3))
-    target: State = {}
-    subscriber = Subscriber(store)
-    subscriber.fetch()
-    subscriber.apply_(target)
+    _, target = newest_of(store)
     assert_same(target, wanted)
 
 
@@ -229,8 +234,6 @@ def test_a_publisher_whose_store_was_begun_anew_is_refused(tmp_path: Path, conti
     state = begin_anew(store, 1)
     with pytest.raises(ConflictError, match="version 1 was published by process"):
         publisher.publish(state_of(6))
-    target: State = {}
-    subscriber = Subscriber(store)
-    subscriber.fetch()
-    assert subscriber.apply_(target).version == 1
+    version, target = newest_of(store)
+    assert version == 1
     assert_same(target, state)
