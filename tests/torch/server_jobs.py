@@ -78,7 +78,11 @@ def run(job: Job) -> Served:
         if optimizer.is_server:
             optimizer.serve(lambda version: _on_version(job, optimizer, version))
         else:
-            _train(job, model, optimizer, served)
+            try:
+                _train(job, model, optimizer, served)
+            finally:
+                with contextlib.suppress(RuntimeError):  # its host may have ended, too
+                    _store().set("ended", "")
     served.version = optimizer.version
     served.final = digest(model)
     served.model = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -116,13 +120,16 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
 
 
 def _stall_or_tell(job: Job, optimizer: ServerOptimizer, step: int) -> None:
-    store = dist.distributed_c10d._get_default_store()
     if optimizer.rank != job.stalled:
-        store.set("version", str(optimizer.version))
+        _store().set("version", str(optimizer.version))
     elif step == 3:
         ahead = optimizer.version + job.stall_versions
-        while int(store.get("version")) < ahead:
+        while int(_store().get("version")) < ahead and not _store().check(["ended"]):
             time.sleep(0.05)
+
+
+def _store() -> dist.Store:  # type: ignore[name-defined] # PyTorch hides it from checkers
+    return dist.distributed_c10d._get_default_store()
 
 
 @contextlib.contextmanager

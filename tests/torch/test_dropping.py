@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ import torch.distributed as dist
 from torch import nn
 
 from cluster import Cluster
-from gradwire.torch.errors import CommunicationError
+from gradwire.torch import loopback
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.errors import CommunicationError, PeerLostError, forget_frames
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.transport import LostError
 from selection import long
 from training import loss_of, make_model
 from ways import Way, build
@@ -148,6 +153,47 @@ def test_nothing_stays_of_a_model_that_is_dropped(
     fragile_cluster: Cluster, way: str, fails: bool
 ) -> None:
     assert fragile_cluster.run(2, leftovers, way, fails) == [[], []]
+
+
+class Keeper:
+    """Raises an error that it kept before, so that error and frames hold each other."""
+
+    def __init__(self) -> None:
+        self._error = LostError((1,), False, "closed")
+
+    def from_attribute(self) -> None:
+        raise self._error
+
+    def from_local(self) -> None:
+        error = self._error
+        del self._error
+        raise error
+
+
+def lose_peer(keeper: str, rank: int) -> bool:
+    """Whether a session that has lost its peer stays in memory after its close."""
+    session = Session(ExchangeSettings.of())
+    if rank == 0:
+        raising = getattr(Keeper(), keeper)
+        error = session.start(lambda wire: raising(), "losing a peer").exception()
+        assert isinstance(error, PeerLostError)
+        del error, raising
+    session.close()
+    forget_frames(session.error)
+    left = weakref.ref(session)
+    del session
+    return left() is not None
+
+
+@pytest.mark.parametrize("keeper", ["from_attribute", "from_local"])
+def test_a_session_that_lost_a_peer_goes_without_a_search_for_cycles(keeper: str) -> None:
+    """Elastic ranks lose many peers, and a session holds residuals."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert loopback.run(2, partial(lose_peer, keeper)) == [False, False]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.without_sanitizers

@@ -19,7 +19,7 @@ from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.bucket_runner import BucketRunner
 from gradwire.torch.buckets.session_threads import ComingBucket, JobsAtOnce, SessionThreads
-from gradwire.torch.errors import CommunicationError
+from gradwire.torch.errors import CommunicationError, forget_frames
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import LiveScalars, scalars_of
 from gradwire.torch.network.connection import Connection
@@ -294,7 +294,9 @@ class Session:
             self._coming.clear()
             self._thread.drain_encoder(ABORT_SECONDS)  # whose bucket others may look at now
             if isinstance(error, CommunicationError):
-                # The earlier exceptions would keep the connection and its tensors until exit.
+                # The earlier exceptions would keep the connection and its tensors until exit, or
+                # until Python looks for cycles if one was kept before it was raised.
+                forget_frames(error.__cause__ or error.__context__)
                 error.__cause__ = error.__context__ = None
             future.set_exception(error)  # type: ignore[arg-type] # as PyTorch's documentation says
         else:

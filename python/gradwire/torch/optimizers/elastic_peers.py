@@ -77,10 +77,7 @@ class ElasticPeers(Peers):
         report = MemberReport(None, 0, averaging.unsent)
         self._settled: Settled | None = Settled(report, None, None, [], [])
         self.membership.join()
-        try:
-            self._enter()
-        except CommunicationError as error:
-            self._require_loss(error)
+        if not self._enters():
             self._regroup()
 
     @property
@@ -130,12 +127,18 @@ class ElasticPeers(Peers):
             if lost := sorted(set(before.members) - set(after.members)):
                 self._lost += lost
                 _warn_of_lost(lost, after)
-            try:
-                self._enter()
+            if self._enters():
                 return
-            except CommunicationError as error:
-                self._require_loss(error)
-                forget_frames(error)
+
+    def _enters(self) -> bool:
+        """Whether this rank has entered the generation. False: ranks were lost meanwhile."""
+        try:
+            self._enter()
+        except CommunicationError as error:
+            self._require_loss(error)
+            forget_frames(error)
+            return False
+        return True
 
     def _settle(self) -> Settled:
         averaging, session = self._averaging, self.session
