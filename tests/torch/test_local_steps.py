@@ -18,7 +18,9 @@ from torch.optim import SGD, Adam, AdamW
 import runs
 from averages_by_hand import nesterov, train_by_hand, unchanged
 from cluster import Cluster, Died
-from gradwire.torch import LocalSteps, ShardedOptimizer, outer_nesterov
+from gradwire._core import spell_out_codec
+from gradwire.local_schedule import GATED_CODEC
+from gradwire.torch import LocalSteps, ShardedOptimizer, loopback, outer_nesterov, pulse_loco
 from gradwire.torch.errors import NonFiniteStepWarning
 from gradwire.torch.optimizers.late_momentum import LateMomentum
 from gradwire.torch.optimizers.local_stats import LocalStats
@@ -70,6 +72,25 @@ def test_replicas_are_equal_after_every_exchange_and_then_alone(
             different = len({rank[name].digests[steps - 1] for rank in ranks})
             exchanged = steps % case.way.options["every"] == 0 or steps in case.after
             assert different == (1 if exchanged else len(ranks)), (name, steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "codec"),
+    [
+        ({}, "small"),
+        ({"outer": outer_nesterov()}, "half-byte"),
+        ({"outer": outer_nesterov(), "codec": "small"}, "small"),
+        ({"outer": outer_nesterov(), "exchange": "ring"}, "int8"),
+        (pulse_loco(), GATED_CODEC),
+    ],
+)
+def test_default_codecs(options: dict[str, Any], codec: str) -> None:
+    def choose(rank: int) -> str:
+        model = make_model()
+        optimizer = LocalSteps(sgd(model.parameters()), model, every=2, **options)
+        return optimizer.stats().exchanges.codec
+
+    assert loopback.run(1, choose) == [spell_out_codec(codec)]
 
 
 @pytest.mark.parametrize("name", ["plain raw", "outer raw"])
@@ -245,7 +266,8 @@ def refuse() -> None:
     said = "ValueError: LBFGS computes several gradients in a step"
     check_options(said, torch.optim.LBFGS, clip_norm=1.0)
 
-    plain, often = make(every=2), make(every=1, outer=outer_nesterov())
+    plain = make(every=2, codec="half-byte")
+    often = make(every=1, outer=outer_nesterov())
     inner = adam(model.parameters())
     cycled = LocalSteps(inner, model)
     inner.param_groups[0]["betas"] = (0.85, 0.99)

@@ -30,8 +30,6 @@ def _info(name: str) -> dict[str, Any]:
 
 # Of everything without a choice of exchange: shards and servers.
 DEFAULT_CODEC: str = _info("sharded")["default_codec"]
-# Where the optimizer is adaptive, or may be: it sends every value in every step.
-SAFE_CODEC: str = spell_out_codec("safe")
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,14 @@ class ExchangeSettings(Execution, Members, Compression):
     def of(
         cls,
         *records: Compression | Members | Execution,
-        adaptive: Callable[[], bool] = lambda: False,
+        finer: Callable[[], str] = lambda: "",
     ) -> Self:
         """The checked settings.
 
         Args:
             records: With the options that were given.
-            adaptive: Whether the default codec must suit an optimizer that divides by squares of
-                gradients.
+            finer: The codec that the training needs in place of "small", where that is the default
+                of the exchange; empty: none.
 
         Raises:
             GradwireError: Every bucket would fail with these settings.
@@ -79,8 +77,8 @@ class ExchangeSettings(Execution, Members, Compression):
         settings = cls(**given)
         if not settings.codec:
             usual = settings.inner_info["default_codec"]
-            suits = usual != DEFAULT_CODEC or not adaptive()
-            settings = replace(settings, codec=usual if suits else SAFE_CODEC)
+            better = finer() if usual == DEFAULT_CODEC else ""
+            settings = replace(settings, codec=better or usual)
         if in_text := settings.choice["ranks_per_machine"]:
             if settings.ranks_per_machine not in (None, in_text):
                 raise ValueError(

@@ -38,7 +38,7 @@ from gradwire.torch.options import Compression, Execution
 from gradwire.torch.parameters import NamedShape, local_of, named_parameters
 from gradwire.torch.staging.moves import moved
 from gradwire.torch.stats import Stats
-from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
+from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
 
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
@@ -119,7 +119,7 @@ class FullyShardComm(SessionOwner):
         chosen = ExchangeSettings.of(
             compression.given(codec=codec, exchange=exchange),
             execution,
-            adaptive=lambda: optimizer is None or is_adaptive(optimizer),
+            finer=partial(finer_codec, optimizer),
         )
         if not self._hybrid:
             chosen = reduce_scatter_settings(chosen)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,7 @@ from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedShape, device_of, named_parameters, require_dense
 from gradwire.torch.staging.stage import is_capturing
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
-from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
+from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
 
 _COPY = (
     "this is a copy that has not averaged yet. DDP's own copies have no hook: give them one, with "
@@ -127,7 +128,7 @@ class GradwireState(SessionOwner):
             compression.given(codec=codec, exchange=exchange),
             members.given(process_group=process_group),
             execution,
-            adaptive=lambda: optimizer is None or is_adaptive(optimizer),
+            finer=partial(finer_codec, optimizer),
         )
         terms = f"start_iter {start_iter}{terms_of(overlap, has_scaler=scaler is not None)}"
         self._settings = replace(settings, terms=terms)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
+from gradwire._core import spell_out_codec
 from gradwire.errors import keeps_residual
 from gradwire.local_schedule import GATED_CODEC, Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
@@ -111,6 +112,11 @@ class LocalRules:
         if self.schedule.gate and not compression.codec:
             return replace(compression, codec=GATED_CODEC)
         return compression
+
+    def finer_codec(self) -> str:
+        """In place of "small", with which DiLoCo ends worse (docs/results/evaluation/diloco.md).
+        Empty: "small" does, for there is no outer optimizer."""
+        return "" if self.outer is None else spell_out_codec("half-byte")
 
     def complete(self, settings: ExchangeSettings) -> ExchangeSettings:
         """The settings of the exchanges under these rules. Raises ValueError if they do not fit."""

@@ -103,7 +103,8 @@ class LocalSteps(WrappingOptimizer):
             list of several, such as Muon for matrices and AdamW for the rest. It shares its groups
             and state with this one.
         model: Gives the parameters their names, which rules and errors mention.
-        codec: As text. None: the default of the exchange, "small" for "sharded".
+        codec: As text. None: the default of the exchange, for "sharded" "small", or "half-byte"
+            with `outer`.
         every: Steps from one exchange to the next. None: 1.
         exchange: As in Compression. None: "sharded".
         outer: An outer optimizer, as a function that makes it for a list of parameters, or as an
@@ -170,6 +171,7 @@ class LocalSteps(WrappingOptimizer):
             rules.with_codec(compression.given(codec=codec, exchange=exchange)),
             members.given(process_group=process_group),
             execution,
+            finer=rules.finer_codec,
         )
         self._replica = replica = Replica("LocalSteps", optimizer, model, rules.complete(settings))
         rules.check_members(replica.shards, replica.settings)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
-    is_adaptive,
+    finer_codec,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
@@ -114,7 +115,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
             compression.given(codec=codec),
             Members(process_group),
             execution,
-            adaptive=lambda: is_adaptive(optimizer),
+            finer=partial(finer_codec, optimizer),
         )
         compression.require_sharded()
         replica = Replica("ShardedOptimizer", optimizer, model, exchange_settings)

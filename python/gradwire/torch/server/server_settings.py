@@ -16,7 +16,7 @@ from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.meeting import require_group
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedTensor, shapes_of
-from gradwire.torch.wrapping_optimizer import is_adaptive
+from gradwire.torch.wrapping_optimizer import finer_codec
 
 # What workers pull: the changes of the servers' model, or the averages of their gradients.
 UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
@@ -93,8 +93,8 @@ class ServerSettings(ExchangeSettings):
                 "memory: leave out memory"
             )
         check_members(members, own["pulls"])
-        adaptive = partial(is_adaptive, optimizer)
-        settings = cls.of(compression, members, execution, adaptive=adaptive)
+        finer = partial(finer_codec, optimizer)
+        settings = cls.of(compression, members, execution, finer=finer)
         backup = own["backup_workers"]
         if not isinstance(backup, BackupWorkers):
             backup = BackupWorkers(backup)
