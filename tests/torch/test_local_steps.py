@@ -266,8 +266,7 @@ def refuse() -> None:
     said = "ValueError: LBFGS computes several gradients in a step"
     check_options(said, torch.optim.LBFGS, clip_norm=1.0)
 
-    plain = make(every=2, codec="half-byte")
-    often = make(every=1, outer=outer_nesterov())
+    plain, often = make(every=2), make(every=1, outer=outer_nesterov(), codec="small")
     inner = adam(model.parameters())
     cycled = LocalSteps(inner, model)
     inner.param_groups[0]["betas"] = (0.85, 0.99)
@@ -287,7 +286,7 @@ def refuse() -> None:
     def check_state(said: str, loading: LocalSteps, state: dict[str, Any]) -> None:
         check(f"ValueError: {said}", lambda: loading.load_state_dict(state))
 
-    state = make(every=2, outer=outer_nesterov()).state_dict()
+    state = make(every=2, outer=outer_nesterov(), codec="small").state_dict()
     check_state("the state is that of rank 5 of 1", often, state | {"rank": 5})
     check_state("an outer optimizer: the state has True, this rank has False", plain, state)
     check_state("every: the state has 2, this rank has 1", often, state)
