@@ -5,10 +5,14 @@ checksums of 4 bytes, of the word and of the message's bytes, and these bytes. P
 exchange have a checksum of their own, which the exchange verifies: for them the second is 0.
 
 The first `HEAD_BYTES` of a message, the *head*, are one transfer; the other bytes, the *rest*, are
-a second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender
-never waits for the receiver's thread, and a message that fits into the head costs one transfer,
-which takes half the time of two (a length, then a payload). (Gloo delivers a shorter message into a
-larger buffer, and refuses a longer message.)
+a second one. A message that fits into the head costs one transfer, which takes half the time of two
+(a length, then a payload). (Gloo delivers a shorter message into a larger buffer, and refuses a
+longer message.)
+
+Receives of `_AHEAD` heads are always posted for every peer, so that many messages never wait for
+the receiver's thread: Gloo sends a message without a posted receive only when the receiver asks for
+it, which takes the way there and back. (Measured: of 4 ranks, 20 ms apart, that send each other two
+messages, each lost 41 ms for each peer while one receive was posted.)
 
 A receive is posted beforehand for the rest, too. It has room for the largest rest of a packet so
 far, rounded up to a power of two; both ends know that size, because both have seen the same
@@ -28,7 +32,7 @@ import contextlib
 import struct
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -55,6 +59,7 @@ _WORD = struct.Struct("<Q")
 _CHECKS = struct.Struct("<II")
 _LENGTH_BITS = 40
 _IN_HEAD = HEAD_BYTES - OVERHEAD_BYTES
+_AHEAD = 4  # of a step: up to two announcements, the packet, and the one that answers
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
 
@@ -72,15 +77,18 @@ class Wire(Transport):
         self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
         self._sends: defaultdict[int, list[tuple[dist.Work, Bytes]]] = defaultdict(list)
-        self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
-        self._posted: dict[int, dist.Work | LostError] = {}
+        # Receives of heads in the order in which they were posted; the head in use goes last.
+        self._heads: defaultdict[int, deque[tuple[dist.Work | LostError, Bytes]]]
+        self._heads = defaultdict(deque)
+        self._in_use: dict[int, Bytes] = {}
         # Room for a packet with the largest rest so far. `_room_there` is the room of a peer,
         # which follows from what was sent to it.
         self._rooms = dict.fromkeys(self.peers, np.empty(0, dtype=np.uint8))
         self._rests: dict[int, dist.Work | LostError] = {}
         self._room_there = dict.fromkeys(self.peers, 0)
         for peer in self.peers:
-            self.release(peer)
+            for _ in range(_AHEAD):
+                self._post_head(peer, np.empty(HEAD_BYTES, dtype=np.uint8))
 
     def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
         length = payload.size
@@ -101,8 +109,9 @@ class Wire(Transport):
         self.sent_bytes += OVERHEAD_BYTES + length
 
     def receive(self, peer: int, limits: Limits, timeout: float | None = None) -> Received:
-        self._wait(peer, self._posted.pop(peer), timeout)
-        head = self._heads[peer]
+        work, head = self._heads[peer].popleft()
+        self._in_use[peer] = head
+        self._wait(peer, work, timeout)
         length, kind, part, checksum = self._open_head(peer, head)
         if kind not in limits:
             return Received(kind, NOTHING, part)
@@ -165,7 +174,7 @@ class Wire(Transport):
         room = self._rooms[peer]
         if room.size > 0 and peer not in self._rests:
             self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
-        self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
+        self._post_head(peer, self._in_use.pop(peer))
 
     def flush(self, peer: int | None = None, keep: int = 0) -> None:
         for target in self.peers if peer is None else (peer,):
@@ -196,10 +205,13 @@ class Wire(Transport):
                 probe.wait(timedelta(milliseconds=1))
 
     def drop(self) -> None:
-        self._posted.clear()
+        self._heads.clear()
         self._rests.clear()
         self._sends.clear()
         self._group = None
+
+    def _post_head(self, peer: int, head: Bytes) -> None:
+        self._heads[peer].append((self._try_receive(peer, head, _HEAD_TAG), head))
 
     def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | LostError:
         """Returns a failure for `_wait` to raise: a peer may leave after its last message."""
