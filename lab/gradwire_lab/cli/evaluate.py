@@ -23,7 +23,6 @@ from gradwire_lab.evaluate import (
     frontier,
     inceptionn,
     larger,
-    muloco,
     qsgd,
     terngrad,
     three_lc,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _EVALUATIONS = {
     module.EVALUATION.name: module.EVALUATION
-    for module in (frontier, three_lc, terngrad, qsgd, inceptionn, muloco, diloco, larger)
+    for module in (frontier, three_lc, terngrad, qsgd, inceptionn, diloco, larger)
 }
 _NAMES_HELP = f"{', '.join(_EVALUATIONS)}. Default: all."
 _OUT_HELP = "Runs, pages and pictures; a run that is there is not repeated."
