@@ -24,8 +24,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
@@ -34,10 +35,9 @@ from gradwire_lab.train.settings import Run, TrainSettings, parse_bandwidth
 from ranks import join, run_ranks
 from rivals import page
 from rivals.results import add, read
-from rivals.ways import EVERY, LINKS, STEPS, WAYS, WORKERS, Way
+from rivals.ways import EVERY, LATENCY, LINKS, STEPS, WAYS, WORKERS, Way
 
 ROOT = Path(__file__).resolve().parent.parent
-LATENCY = 0.02  # seconds, one way
 _FIRST, _TIMED = 3, 6  # steps that are left out, and those that are timed
 _PLAIN = 2  # steps that PowerSGD leaves to plain DDP at least
 
@@ -96,7 +96,7 @@ def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -
     if way.plain_steps:
         plain = way.codec.replace(f"start={way.plain_steps}", f"start={_PLAIN}")
         settings["codecs"] = (plain,)
-    return of_steps(run(way, settings, rate), way.period if way.period > 1 else _FIRST)
+    return of_steps(run(way, settings, rate), way.period)
 
 
 def run(way: Way, settings: dict[str, Any], rate: int | None) -> list[dict[str, Any]]:
@@ -171,15 +171,20 @@ def whole(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def of_steps(ranks: Sequence[dict[str, Any]], first: int) -> dict[str, Any]:
-    """Seconds and bytes of a step after the first ones: the mean of the ranks."""
-    spans = []
+def of_steps(ranks: Sequence[dict[str, Any]], period: int) -> dict[str, Any]:
+    """Seconds and bytes of a step after the first ones, and the seconds of one that exchanges
+    nothing, if there are such steps: the mean of the ranks."""
+    first = period if period > 1 else _FIRST
+    spans, alone = [], []
     for rank in ranks:
-        (begin, sent_before), (end, sent) = rank["marks"][first - 1], rank["marks"][-1]
-        steps = len(rank["marks"]) - first
+        marks = rank["marks"][first - 1 :]
+        (begin, sent_before), (end, sent) = marks[0], marks[-1]
+        steps = len(marks) - 1
         spans.append(((end - begin) / steps, (sent - sent_before) / steps))
+        alone.append(median(after[0] - before[0] for before, after in pairwise(marks)))
     seconds, sent_bytes = (fmean(each) for each in zip(*spans, strict=True))
-    return {"step_seconds": seconds, "step_bytes": sent_bytes, "steps": steps, **described()}
+    found = {"step_seconds": seconds, "step_bytes": sent_bytes, "steps": steps}
+    return found | ({"alone_seconds": fmean(alone)} if period > 1 else {}) | described()
 
 
 def described() -> dict[str, Any]:

@@ -12,21 +12,28 @@ from gradwire_lab.evaluate.found import table, with_interval
 from rivals.arithmetic import steps_to, total
 from rivals.results import RESULTS
 from rivals.ways import (
-    COMPUTES,
+    CHANGES,
     DDP,
+    EIGHT_BITS,
     HIVEMIND,
+    LATENCY,
     LINKS,
     NOT_RUN,
     POWER_SGD,
     RAW,
+    SMALL,
+    STEPS,
     TARGETS,
     TORCHFT,
     WAYS,
+    WORKERS,
 )
 from rivals.words import ABOUT, HEAD, REFEREE, SETTINGS
 
 PICTURE = RESULTS.parents[1] / "pictures" / "rivals.svg"
 _MISSING = "-"
+ONE_WAY_MS = round(1e3 * LATENCY)
+RINGS_MS = 2 * 2 * (WORKERS - 1) * ONE_WAY_MS  # two buckets, each twice around but for a step
 Lines = Sequence[Mapping[str, Any]]
 
 
@@ -50,8 +57,8 @@ class Measured:
         return fmean(map(float, found)) if found and None not in found else None  # type: ignore[arg-type]
 
     def of_step(self, way: str, link: str, what: str) -> float | None:
-        """Seconds or bytes (`step_seconds`, `step_bytes`) of a step. Bytes are those of a whole run
-        where there is one, as some codecs send more later."""
+        """What a line of links says of a step. Bytes are those of a whole run where there is one:
+        some codecs send more later."""
         whole = [line for line in self.lines if (line["kind"], line["way"]) == ("whole", way)]
         if what == "step_bytes" and whole:
             return float(whole[0]["sent_bytes"] / whole[0]["evaluations"][-1][0])
@@ -68,9 +75,15 @@ class Measured:
 
     def exchange(self, way: str, link: str) -> float | None:
         """Seconds of an exchange beyond the computation of its steps."""
+        period = WAYS[way].period
         own = self.of_step(way, link, "step_seconds")
-        alone = self.of_step(COMPUTES, LINKS[-1], "step_seconds")
-        return None if own is None or alone is None else WAYS[way].period * (own - alone)
+        alone = self.of_step(way, link, "alone_seconds") if period > 1 else self.alone
+        return None if own is None or alone is None else period * (own - alone)
+
+    @property
+    def alone(self) -> float | None:
+        """Seconds of a step that exchanges nothing."""
+        return self.of_step(RAW, LINKS[-1], "alone_seconds")
 
     def fastest(self, link: str, target: float, ours: bool) -> tuple[str, float] | None:
         times = {
@@ -96,13 +109,14 @@ def _losses(found: Measured) -> str:
         sent = [found.cost(way, LINKS[1], "step_bytes", target) for target in TARGETS]
         rows.append([
             _named(way),
+            str(len(found.losses(way))),
             with_interval(found.losses(way)),
             *(_number(found.steps(way, target)) for target in TARGETS),
             *(_number(None if each is None else each / 1e6) for each in sent),
         ])  # fmt: skip
     targets = [f"{target:g}" for target in TARGETS]
-    heads = ("way", "final", *(f"steps to {t}" for t in targets), *(f"MB to {t}" for t in targets))
-    return table(heads, rows)
+    heads = [f"{what} to {target}" for what in ("steps", "MB") for target in targets]
+    return table(("way", "seeds", "final", *heads), rows)
 
 
 def _times(found: Measured, link: str) -> str:
@@ -141,8 +155,8 @@ def _exchanges(found: Measured) -> str:
         if sent is not None and None not in times:
             size = f"{WAYS[way].period * sent / 1e6:.2g}"
             rows.append([_named(way), size, *(f"{1e3 * (each or 0.0):,.0f}" for each in times)])
-    computes = 1e3 * (found.of_step(COMPUTES, LINKS[-1], "step_seconds") or 0.0)
-    said = f"Between exchanges a step takes {computes:.0f} ms ({COMPUTES}, 1000 Mbit/s)."
+    alone = 1e3 * (found.alone or 0.0)
+    said = f"A step without an exchange takes {alone:.0f} ms ({RAW}, 1000 Mbit/s)."
     return f"{said}\n\n{table(('way', 'MB', *(f'ms, {LINKS_IN_WORDS[b]}' for b in LINKS)), rows)}"
 
 
@@ -156,31 +170,37 @@ def _reasons(found: Measured) -> str:
         (value,) = [e[2] for e in found.of("train", way)[0]["evaluations"] if e[0] == step]
         return float(value)
 
-    needed = (DDP, COMPUTES, POWER_SGD, TORCHFT, HIVEMIND, RAW)
+    needed = (DDP, SMALL, POWER_SGD, TORCHFT, HIVEMIND, RAW, EIGHT_BITS, CHANGES)
     if not all(found.of("train", way) and found.of("link", way) for way in needed):
         return ""
     slow, fast = LINKS[0], LINKS[-1]
     plain = beyond(DDP, fast)
     bytes_ms = 8e-6 * found.of("link", DDP, bandwidth=fast)[0]["step_bytes"]
-    return f"""- **Trips, not bytes**, from 100 Mbit/s on: DDP's exchange takes {plain:.0f} ms at
-  1000 Mbit/s, of which its bytes take {bytes_ms:.0f}. So bf16 gains nothing there, and *compress*
-  gains less than its bytes say: it takes as long at 100 Mbit/s as at 1000.
+    said = f"""- **Trips, not bytes**, at 1000 Mbit/s: DDP's exchange takes {plain:.0f} ms there, of
+  which its bytes take {bytes_ms:.0f}. Rings of all workers, one for each of its two buckets, would
+  take {RINGS_MS}. *compress* makes two trips, {2 * ONE_WAY_MS} ms of its
+  {beyond(CHANGES, fast):.0f}; the hook makes two for each bucket.
 - **PowerSGD** takes {beyond(POWER_SGD, fast) / plain:.1f} times as long as DDP there: it reduces
   what it leaves alone, then both factors, one after the other, and multiplies and orthogonalises
   between.
 - **torchft** reduces the model tensor by tensor, between a quorum and a vote:
   {beyond(TORCHFT, fast) / 1e3:.1f} s where gradwire's `DiLoCo` takes {beyond(RAW, fast) / 1e3:.1f}.
-  Their losses are the same ({loss(TORCHFT, 600):.3f} and {loss(RAW, 600):.3f} at the end).
+  Their losses are the same ({loss(TORCHFT, STEPS):.3f} and {loss(RAW, STEPS):.3f} at the end).
 - **hivemind** sends a quarter of the bytes, and at 10 Mbit/s its exchange takes
   {beyond(HIVEMIND, slow) / 1e3:.1f} s where gradwire's DiLoCo takes {beyond(RAW, slow) / 1e3:.1f}
-  with `raw` and {beyond(COMPUTES, slow) / 1e3:.1f} with `small`, which needs too many steps.
-  `LocalSteps` with `int8` is what compares; it was not run. hivemind's replicas end apart.
-- **gradwire's codec loses in DiLoCo**: `small` ends at {loss(COMPUTES, 600):.2f}, `raw` at
-  {loss(RAW, 600):.2f}. On the way its loss rises, from {loss(COMPUTES, 240):.2f} after 240 steps to
-  {loss(COMPUTES, 510):.2f} after 510. From 100 Mbit/s on, `raw` is faster to any loss.
+  with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f} with `int8`. hivemind's replicas end apart.
+- **gradwire's `small` loses in DiLoCo**: it ends at {loss(SMALL, STEPS):.2f}, `raw` at
+  {loss(RAW, STEPS):.2f}. On the way its loss rises, from {loss(SMALL, 240):.2f} after 240 steps
+  to {loss(SMALL, 510):.2f} after 510. So with an outer optimizer `LocalSteps` takes `half-byte`
+  where no codec is given.
 - **Local steps end worse than DDP** in so few steps, whoever does them; to a low loss only ways
-  that exchange every step come.
-"""
+  that exchange every step come."""
+    return "\n".join(_bullet(each) for each in said[2:].split("\n- ")) + "\n"
+
+
+def _bullet(words: str) -> str:
+    line = "- " + " ".join(words.split())
+    return fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _confirmed(found: Measured) -> str:
@@ -217,16 +237,18 @@ def text(lines: Lines) -> str:
         "",
     ]
     parts += [
-        f"- **{way}**: {why}.\n  It needs {needed}." for way, (why, needed) in NOT_RUN.items()
+        _bullet(f"**{way}**: {why}. It needs {needed}.") for way, (why, needed) in NOT_RUN.items()
     ]
     if missing := [name for name in WAYS if name not in found.ways]:
-        said = f"- Not yet, for want of time, about three minutes each: {'; '.join(missing)}."
-        parts += [fill(said, 100, subsequent_indent="  ")]
+        parts += [_bullet(f"Not yet, about three minutes each: {'; '.join(missing)}.")]
     parts += [""]
     parts += [SETTINGS, ABOUT, "", _confirmed(found), "", REFEREE]
-    builds = sorted({line["build"]["commit"] for line in lines})
-    machine = lines[0]["machine"]
-    parts += ["", f"Made at {', '.join(builds)} on {machine['cores']} cores of {machine['cpu']}."]
+    for kind, did in (("link", "Timed"), ("train", "Trained")):
+        these = [line for line in lines if line["kind"] == kind]
+        builds = ", ".join(sorted({line["build"]["commit"] for line in these}))
+        machines = " and ".join(sorted({line["machine"]["cpu"] for line in these}))
+        cores = these[0]["machine"]["cores"]
+        parts += ["", f"{did} with the core of {builds} on {cores} cores", f"({machines})."]
     return "\n".join(parts) + "\n"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WORKERS, STEPS, EVERY = 4, 600, 30
+LATENCY = 0.02  # seconds, one way
 LINKS = ("10mbit", "100mbit", "1gbit")
 # Losses: one that all ways come to, and about DDP's after 60 % of the steps.
 TARGETS = (2.45, 2.1)
@@ -74,8 +75,9 @@ def _diloco(codec: str) -> Way:
 
 
 DDP, POWER_SGD, TORCHFT = "DDP", "PowerSGD, rank 4", "torchft, DiLoCo"
-HIVEMIND, RAW = "hivemind, 8 bits", "DiLoCo, raw"
-COMPUTES = "DiLoCo, small"  # a step of which is next to nothing but computation
+HIVEMIND, RAW, EIGHT_BITS = "hivemind, 8 bits", "DiLoCo, raw", "DiLoCo, int8"
+CHANGES = "compress, small"
+SMALL = "DiLoCo, small"
 WAYS: Mapping[str, Way] = {
     DDP: Way("ddp"),
     "DDP, bf16 hook": Way("torch:bf16"),
@@ -90,11 +92,12 @@ WAYS: Mapping[str, Way] = {
     HIVEMIND: Way("hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY),
     "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
     "hook, small": Way(_SMALL, ours=True),
-    "compress, small": _changes(_SMALL),
+    CHANGES: _changes(_SMALL),
     "compress, half-byte": _changes("qsgd:bits=4"),
     RAW: _diloco("raw"),
-    COMPUTES: _diloco(_SMALL),
+    SMALL: _diloco(_SMALL),
     "DiLoCo, half-byte": _diloco("qsgd:bits=4"),
+    EIGHT_BITS: _diloco("int8"),
 }
 
 # Why not, and what it needs.

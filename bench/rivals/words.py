@@ -32,8 +32,8 @@ ABOUT = f"""## How it was made
 Steps to a loss do not depend on the links, and the time of a step not on the seed. So each way
 trained over the loopback, in processes of its own, and its losses were looked at every {EVERY}
 steps; between two of them a straight line gives the step. Behind each link a few steps were timed
-at a higher priority than all else on the machine, and the bytes counted by the workers'
-interfaces, headers included: six steps after three, or a whole interval of {EVERY} after one.
+while nothing else ran on the machine, and the bytes counted by the workers' interfaces, headers
+included: six steps after three, or a whole interval of {EVERY} after one.
 Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links
 confirm it; where there is one, its bytes count. `scripts/rivals.sh` makes the environments, runs
 what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
@@ -51,5 +51,5 @@ REFEREE = """## What a referee would still say
 - **The lead in steps is not the codec's.** *compress* steps Adam on each worker's own gradient,
   which needs fewer steps than DDP here also [without compression](trainings.md).
 - **Times are computed**, but for the whole runs above.
-- **One seed** of each way, and few steps behind each link.
+- **Few seeds**, few steps behind each link, and each link was timed once.
 """

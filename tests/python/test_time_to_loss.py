@@ -9,7 +9,7 @@ import pytest
 
 from rivals import page, results
 from rivals.arithmetic import steps_to, total
-from rivals.ways import COMPUTES, DDP, LINKS, POWER_SGD, TARGETS, TORCHFT, WAYS
+from rivals.ways import CHANGES, DDP, LINKS, POWER_SGD, RAW, TARGETS, TORCHFT, WAYS
 
 EVALUATIONS = [[30, 1.0, 3.0], [60, 2.0, 2.5], [90, 3.0, 2.6], [120, 4.0, 2.0]]
 OURS = "compress, small"
@@ -32,7 +32,7 @@ def measured(way: str, step_seconds: float, loss: float) -> list[dict[str, Any]]
     about = {"build": {"commit": "abc"}, "machine": {"cores": 2, "cpu": "a CPU"}}
     train = {"kind": "train", "way": way, "seed": 0, "replicas_agree": True, **about}
     train["evaluations"] = [[100, 1.0, 3.0], [200, 2.0, loss]]
-    steps = {"step_seconds": step_seconds, "step_bytes": 2e6, **about}
+    steps = {"step_seconds": step_seconds, "step_bytes": 2e6, "alone_seconds": 0.5, **about}
     return [train, *({"kind": "link", "way": way, "bandwidth": b, **steps} for b in LINKS)]
 
 
@@ -42,8 +42,8 @@ def test_page_names_who_is_first_and_what_is_not_reached() -> None:
     # DDP's loss falls from 3 to 2 in a hundred steps.
     steps, more = (round(200 - 100 * (target - 2.0)) for target in TARGETS)
     text = page.text(lines)
-    assert f"| {DDP} | 2 | {steps} | {more} | {2 * steps} | {2 * more} |" in text
-    assert f"| **{OURS}** | {easy} | 200 | - | 400 | - |" in text
+    assert f"| {DDP} | 1 | 2 | {steps} | {more} | {2 * steps} | {2 * more} |" in text
+    assert f"| **{OURS}** | 1 | {easy} | 200 | - | 400 | - |" in text
     assert f"| **{OURS}** | 1,000 | 200 | - |" in text
     assert f"To {easy} gradwire is first: {OURS} takes 200 s" in text
     assert f"To {hard} " not in text  # nobody to compare with
@@ -58,7 +58,7 @@ def test_power_sgd_begins_as_ddp() -> None:
 
 
 def test_an_exchange_is_what_steps_take_beyond_computing() -> None:
-    lines = measured(DDP, 2.0, 2.0) + measured(COMPUTES, 0.5, 2.0) + measured(TORCHFT, 0.6, 2.0)
+    lines = measured(DDP, 2.0, 2.0) + measured(RAW, 0.5, 2.0) + measured(TORCHFT, 0.6, 2.0)
     text = page.text(lines)
     assert f"| {DDP} | 2 | 1,500 | 1,500 | 1,500 |" in text
     assert f"| {TORCHFT} | 60 | 3,000 | 3,000 | 3,000 |" in text  # of 30 steps
@@ -69,6 +69,18 @@ def test_page_is_that_of_the_file() -> None:
     assert results.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == drawn
     widest = max(len(line) for line in drawn.splitlines() if line.startswith("|"))
     assert widest <= 80
+
+
+def test_readme_quotes_the_page() -> None:
+    found, (link, target) = page.Measured(results.read()), (LINKS[1], TARGETS[1])
+    times = {
+        "loss of 2.1 after": found.cost(CHANGES, link, "step_seconds", target),
+        "with DDP after": found.cost(DDP, link, "step_seconds", target),
+        "(docs/results/rivals.md) after": (found.fastest(link, target, ours=False) or ("", 0))[1],
+    }
+    readme = (results.RESULTS.parents[2] / "README.md").read_text(encoding="utf-8")
+    for words, seconds in times.items():
+        assert f"{words} {seconds:.0f} s" in " ".join(readme.split())
 
 
 def test_picture_is_drawn(tmp_path: Path) -> None:
