@@ -167,6 +167,8 @@ def _picture(found: Found) -> Lines:
     lines |= {name: [_ADAMW[name, n] for n in _EVERY] for name in _CODECS}
     lines["DDP, Muon"] = [_DDP["muon", _WORKERS[0]]]
     lines |= {"32 bits, Muon": [_MUON[_RAW, n] for n in _EVERY]}
+    fewer = [name for name in _CODECS if name != "3LC"]
+    lines |= {"32 to 2 bits, Muon, every=30": [_MUON[name, _USUAL] for name in fewer]}
     drawn = {name: _line(found, arms) for name, arms in lines.items()}
     return Lines(
         {name: line for name, line in drawn.items() if line.xs},

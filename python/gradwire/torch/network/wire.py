@@ -9,10 +9,10 @@ a second one. A message that fits into the head costs one transfer, which takes 
 (a length, then a payload). (Gloo delivers a shorter message into a larger buffer, and refuses a
 longer message.)
 
-Receives of `_AHEAD` heads are always posted for every peer, so that many messages never wait for
-the receiver's thread: Gloo sends a message without a posted receive only when the receiver asks for
-it, which takes the way there and back. (Measured: of 4 ranks, 20 ms apart, that send each other two
-messages, each lost 41 ms for each peer while one receive was posted.)
+Receives of `_AHEAD` heads (256 KiB) are always posted for every peer, so as many messages do not
+wait for the receiver's thread: Gloo sends a message without a posted receive only when the receiver
+asks for it, which takes the way there and back. (Measured: of 4 ranks, 20 ms apart, that send each
+other two messages, each lost 41 ms for each peer while one receive was posted.)
 
 A receive is posted beforehand for the rest, too. It has room for the largest rest of a packet so
 far, rounded up to a power of two; both ends know that size, because both have seen the same
