@@ -284,12 +284,16 @@ def _level_of_user() -> int:
 DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once
 
 
+def is_adaptive(optimizer: Optimizers) -> bool:
+    """Whether an optimizer, or one of several, divides by means of squares of gradients; True if
+    that is not known, because it can't be copied."""
+    return any(map(_is_adaptive, parts_of(optimizer)))
+
+
 def finer_codec(optimizer: Optimizers | None) -> str:
-    """Of gradients, in place of "small", for an optimizer that divides by means of squares of
-    gradients, or one of several that does: it sends every value in every step. Empty: no optimizer
-    does. None, or one that can't be copied, may do so."""
-    adapts = optimizer is None or any(map(_is_adaptive, parts_of(optimizer)))
-    return spell_out_codec("safe") if adapts else ""
+    """Of gradients, in place of "small", for an optimizer that is adaptive, or may be (None): it
+    sends every value in every step. Empty: none."""
+    return spell_out_codec("safe") if optimizer is None or is_adaptive(optimizer) else ""
 
 
 def _is_adaptive(optimizer: Optimizer) -> bool:
