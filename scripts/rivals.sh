@@ -33,4 +33,7 @@ export OMP_NUM_THREADS=1
 whole() { "$python" bench/time_to_loss.py whole "$@"; }
 whole --way 'compress, small' --bandwidth 100mbit --until 2.45
 whole --way 'DiLoCo, small' --bandwidth 10mbit --until 2.56
+whole --way 'DiLoCo, half-byte' --bandwidth 10mbit --until 2.45
+whole --way 'hook, small' --bandwidth 100mbit --until 2.45
+whole --way DDP --bandwidth 100mbit --until 2.45
 "$python" bench/time_to_loss.py page

@@ -244,7 +244,8 @@ def text(lines: Lines) -> str:
     parts += [""]
     parts += [SETTINGS, ABOUT, "", _confirmed(found), "", REFEREE]
     for kind, did in (("link", "Timed"), ("train", "Trained")):
-        these = [line for line in lines if line["kind"] == kind]
+        if not (these := [line for line in lines if line["kind"] == kind]):
+            continue
         builds = ", ".join(sorted({line["build"]["commit"] for line in these}))
         machines = " and ".join(sorted({line["machine"]["cpu"] for line in these}))
         cores = these[0]["machine"]["cores"]
