@@ -15,6 +15,7 @@ from torch import nn
 from cluster import Cluster
 from gradwire.torch.buckets.bucket import Bucket
 from gradwire.torch.buckets.bucket_runner import BucketRunner
+from gradwire.torch.buckets.session import Session
 from gradwire.torch.network.wire import Wire
 from ways import WAYS, build, integers
 
@@ -40,12 +41,10 @@ def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
     return module(inputs / 100).square().mean()
 
 
-def slowly(receive: Callable[..., Any], seconds: Callable[[], float]) -> Callable[..., Any]:
-    """So that the next bucket is there before a message is."""
-
-    def wait(self: Wire, *of: Any, **named: Any) -> Any:
+def after(seconds: Callable[[], float], method: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(self: Any, *of: Any, **named: Any) -> Any:
         time.sleep(seconds())
-        return receive(self, *of, **named)
+        return method(self, *of, **named)
 
     return wait
 
@@ -65,10 +64,13 @@ def train(way: str, ahead: bool) -> tuple[Any, int]:
         return 0.5 if ahead and not encoded else 0.02
 
     codec: Any = {"codec": CODECS[way]} if way in CODECS else {}
+    # A bucket comes while the one before it waits for a message already.
+    late = after(lambda: 0.05, Session.submit_for_torch)
     with (
+        mock.patch.object(Session, "submit_for_torch", late),
         mock.patch.object(BucketRunner, "encode_ahead", note),
         mock.patch.object(BucketRunner, "can_encode_ahead", lambda *of: ahead and can_encode(*of)),
-        mock.patch.object(Wire, "receive", slowly(Wire.receive, seconds)),
+        mock.patch.object(Wire, "receive", after(seconds, Wire.receive)),
     ):
         training = build(way, make_model(), **codec)
         training.run(STEPS, loss)
@@ -99,7 +101,7 @@ def fail_ahead() -> str:
 
     with (
         mock.patch.object(Bucket, "_begin", fail),
-        mock.patch.object(Wire, "receive", slowly(Wire.receive, lambda: 0.2)),
+        mock.patch.object(Wire, "receive", after(lambda: 0.2, Wire.receive)),
     ):
         training = build("hook", make_model(), codec="int8")
         try:

@@ -152,7 +152,9 @@ class BucketRunner:
 
     def can_encode_ahead(self, job: BucketJob) -> bool:
         """Whether `encode_ahead` may be called for the job after the one that `run` is at. Bits and
-        the order of messages are the same with it."""
+        the order of messages are the same with it.
+
+        In any thread, from the first call of `meanwhile` until `run` returns."""
         bucket = self._buckets.get(job.index)
         # A step that ends may change codecs and residuals.
         return (

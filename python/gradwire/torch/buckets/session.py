@@ -76,6 +76,8 @@ class Session:
         self._thread = SessionThreads() if waits_alone else JobsAtOnce()
         self.runner = BucketRunner(settings, self._connection, self.stage)
         self._coming: deque[ComingBucket] = deque()  # of `submit`, in its order
+        self._encoding_ahead = threading.Lock()
+        self._is_waiting = False  # for peers, in a job of `submit`
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -124,11 +126,15 @@ class Session:
 
     def submit(self, job: BucketJob) -> Future[torch.Tensor]:
         """A future of the averaged bucket, which is `job.values` itself."""
-        return self.start(*self._work_of(job))
+        future = self.start(*self._work_of(job))
+        self._encode_ahead()
+        return future
 
     def submit_for_torch(self, job: BucketJob) -> torch.futures.Future[torch.Tensor]:
         """As `submit`, with a future that includes the device's work."""
-        return self.start_for_torch(*self._work_of(job), job.values)
+        future = self.start_for_torch(*self._work_of(job), job.values)
+        self._encode_ahead()
+        return future
 
     def start_for_torch(
         self, work: Callable[[Transport], torch.Tensor], doing: str, values: torch.Tensor
@@ -262,23 +268,31 @@ class Session:
         def work(wire: Transport) -> torch.Tensor:
             self._coming.remove(coming)
             with coming:
-                self.runner.run(coming.on_host(), self._encode_ahead)
+                try:
+                    self.runner.run(coming.on_host(), self._wait_for_peers)
+                finally:
+                    with self._encoding_ahead:
+                        self._is_waiting = False
             return job.values
 
         return work, _describe(job)
 
+    def _wait_for_peers(self) -> None:
+        self._is_waiting = True
+        self._encode_ahead()
+
     def _encode_ahead(self) -> None:
         """While the bucket under way waits for peers: has the next one encoded, if it is there."""
-        coming = self._coming[0] if self._coming else None
-        if coming is None or not coming.is_there or not self.runner.can_encode_ahead(coming.job):
-            return
-        encode = self.runner.encode_ahead(coming.on_host())
+        with self._encoding_ahead:
+            coming = self._coming[0] if self._is_waiting and self._coming else None
+            if coming and coming.is_there and self.runner.can_encode_ahead(coming.job):
+                encode = self.runner.encode_ahead(coming.on_host())
 
-        def work() -> None:
-            with self.stage.after(None):
-                encode()
+                def work() -> None:
+                    with self.stage.after(None):
+                        encode()
 
-        self._thread.encode(work)
+                self._thread.encode(work)
 
     def _run(
         self,

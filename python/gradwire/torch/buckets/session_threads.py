@@ -21,7 +21,7 @@ class SessionThreads(CommunicationThread):
         self._encoder: CommunicationThread | None = None  # from its first job on
 
     def encode(self, job: Callable[[], None]) -> None:
-        """Runs a job that waits for no peer. In the communication thread."""
+        """Runs a job that waits for no peer. For one thread at a time."""
         if self._encoder is None:
             self._encoder = CommunicationThread("gradwire-encoder")
         self._encoder.submit(job)
