@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,15 @@ from averages_by_hand import nesterov, train_by_hand, unchanged
 from cluster import Cluster, Died
 from gradwire._core import spell_out_codec
 from gradwire.local_schedule import GATED_CODEC
-from gradwire.torch import LocalSteps, ShardedOptimizer, loopback, outer_nesterov, pulse_loco
-from gradwire.torch.errors import NonFiniteStepWarning
+from gradwire.torch import (
+    LocalSteps,
+    ShardedOptimizer,
+    loopback,
+    outer_nesterov,
+    pulse_loco,
+    sparse_loco,
+)
+from gradwire.torch.errors import CoarseGradientsWarning, NonFiniteStepWarning
 from gradwire.torch.optimizers.late_momentum import LateMomentum
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.options import grouped
@@ -91,6 +100,30 @@ def test_default_codecs(options: dict[str, Any], codec: str) -> None:
         return optimizer.stats().exchanges.codec
 
     assert loopback.run(1, choose) == [spell_out_codec(codec)]
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"codec": "small"}, False),
+        ({"codec": "small", "outer": outer_nesterov()}, True),
+        ({"codec": "small", "outer": partial(Adam, lr=0.1)}, True),
+        ({"codec": "small", "outer": partial(SGD, lr=0.7)}, False),
+        ({"codec": "auto:bits=0.5", "outer": outer_nesterov()}, True),
+        ({"codec": "half-byte", "outer": outer_nesterov()}, False),
+        (sparse_loco(), False),
+    ],
+)
+def test_coarse_changes_do_not_go_with_outer_momentum(options: dict[str, Any], warns: bool) -> None:
+    def make(rank: int) -> list[Any]:
+        model = make_model()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            LocalSteps(sgd(model.parameters()), model, every=2, **options).close()
+        return [(w.category, Path(w.filename).name) for w in caught]
+
+    said = [(CoarseGradientsWarning, Path(__file__).name)] if warns else []
+    assert loopback.run(1, make) == [said]
 
 
 @pytest.mark.parametrize("name", ["plain raw", "outer raw"])

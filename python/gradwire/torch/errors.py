@@ -66,7 +66,8 @@ class OutgrownResidualWarning(RuntimeWarning):
 
 
 class CoarseGradientsWarning(UserWarning):
-    """An optimizer divides by the squares of gradients that a coarse codec has sent."""
+    """A coarse codec sends what an optimizer does not take late: gradients, which an adaptive one
+    divides by their squares, or changes, to which an outer one adds its momentum."""
 
 
 class OneMachineWarning(UserWarning):

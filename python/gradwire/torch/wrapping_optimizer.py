@@ -269,10 +269,10 @@ class OptimizerWatch:
         remark = describe_coarse_gradients(type(optimizer).__name__, self._codec, self._local_steps)
         self.remarks = (remark,)
         if self._rank == 0:
-            warnings.warn(remark, CoarseGradientsWarning, stacklevel=_level_of_user())
+            warnings.warn(remark, CoarseGradientsWarning, stacklevel=level_of_user())
 
 
-def _level_of_user() -> int:
+def level_of_user() -> int:
     """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
     called the optimizer: the first that is neither in gradwire nor in PyTorch."""
     level, frame = 1, sys._getframe(1)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from gradwire._core import spell_out_codec
-from gradwire.errors import keeps_residual
+from gradwire.errors import keeps_residual, sends_coarsely
 from gradwire.local_schedule import GATED_CODEC, Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.optimizer_list import each_parameter, parts_of
@@ -252,6 +252,20 @@ def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> 
         "residual_decay": decay,
         "outer": lambda parameters: SGD(parameters, lr=lr),
     }
+
+
+def describe_coarse_changes(outer: Optimizer | None, codec: str) -> str:
+    """What an outer optimizer with momentum makes of changes that a coarse codec sends late; empty
+    if these are not both there."""
+    groups = [] if outer is None else outer.param_groups
+    if not (sends_coarsely(codec) and any(g.get("momentum") or "betas" in g for g in groups)):
+        return ""
+    return (
+        f"the outer {type(outer).__name__} has momentum, and {codec} sends changes late: such "
+        "training ended with a far higher loss, or diverged "
+        "(docs/results/evaluation/diloco.md). Take codec='half-byte', or sparse_loco(), which has "
+        "no outer momentum"
+    )
 
 
 def describe_lost_eps(optimizer: Optimizer) -> str:

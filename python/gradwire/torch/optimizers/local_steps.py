@@ -18,6 +18,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from torch.optim import Optimizer
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import PeerMismatchError
+from gradwire.torch.errors import CoarseGradientsWarning, PeerMismatchError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import agree
@@ -40,7 +41,11 @@ from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import check_momentum, without_momentum
-from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
+from gradwire.torch.optimizers.local_rules import (
+    LocalRules,
+    OuterFactory,
+    describe_coarse_changes,
+)
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import (
@@ -51,6 +56,7 @@ from gradwire.torch.parameters import (
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     as_one,
+    level_of_user,
     refuse_modes,
 )
 
@@ -192,6 +198,9 @@ class LocalSteps(WrappingOptimizer):
             self._peers = Peers(averaging, terms)
         replica.shared.watch_loads()
         replica.shared.note_values()
+        coarse = describe_coarse_changes(averaging.fragments[0].outer, replica.settings.codec)
+        if coarse and self.rank == 0:
+            warnings.warn(coarse, CoarseGradientsWarning, stacklevel=level_of_user())
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
