@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import time
@@ -83,6 +84,7 @@ def run_cell(
     if number.exists():
         outcome.number = int(number.read_text())
     outcome.checkpoints, outcome.broken = look_at_checkpoints(folder)
+    outcome.slowness = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
     outcome.problems = find_problems(outcome, fault, expected)
     return outcome
 

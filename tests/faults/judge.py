@@ -55,6 +55,7 @@ class Outcome:
     number: int = VICTIM  # by which errors name the victim
     checkpoints: int | None = None  # files that were found; None: nobody looked
     broken: list[str] = field(default_factory=list)  # the files among them that are not whole
+    slowness: float = 1.0  # by which the machine's other work multiplies what may take time
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def find_problems(outcome: Outcome, fault: Fault, expected: str | None) -> list[
         problems += _not_gone_on(outcome, fault)
     for rank, seen in enumerate(outcome.ranks):
         if seen.status == 0:
-            problems += _too_slow(f"rank {rank}", seen, fault, outcome.timeout)
+            problems += _too_slow(f"rank {rank}", seen, fault, outcome)
         else:
             problems += _too_late(rank, outcome, fault)
     return problems
@@ -164,12 +165,14 @@ def _victim_ends_well(outcome: Outcome, fault: Fault) -> list[str]:
     return []
 
 
-def _too_slow(name: str, seen: Seen, fault: Fault, timeout: float) -> list[str]:
+def _too_slow(name: str, seen: Seen, fault: Fault, outcome: Outcome) -> list[str]:
     """Complains of a rank that trains to the end, but too slowly: a fault that must change nothing
     holds it up for as long as the fault lasts, another one until the timeout."""
+    timeout, slowness = outcome.timeout, outcome.slowness
     held_up = fault.lasts if fault.must is Must.CHANGE_NOTHING else timeout
-    waits = min(held_up, timeout) + BEYOND_TIMEOUT
-    finishes = held_up + BEYOND_TIMEOUT + STEP_SECONDS * (STEPS - fault.at_step)
+    waits = min(held_up, timeout) + slowness * BEYOND_TIMEOUT
+    own = BEYOND_TIMEOUT + STEP_SECONDS * (STEPS - fault.at_step)
+    finishes = held_up + slowness * own
     problems = []
     if seen.gap is not None and seen.gap > waits:
         problems.append(f"{name} takes no step for {seen.gap} s")
@@ -185,14 +188,15 @@ def _too_late(rank: int, outcome: Outcome, fault: Fault) -> list[str]:
     if rank == outcome.victim and fault.goes_on:
         since = "it was continued"
         began = max(other.seconds for other in outcome.ranks if other is not seen)
-    allowed = outcome.timeout + BEYOND_TIMEOUT
+    allowed = outcome.timeout + outcome.slowness * BEYOND_TIMEOUT
+    to_exit = outcome.slowness * EXIT_SECONDS
     ends = seen.seconds - began
     if seen.said is None or seen.spoke is None:
-        exits = EXIT_SECONDS if seen.said is not None else 0.0
+        exits = to_exit if seen.said is not None else 0.0
         return [f"rank {rank} ends {ends:.1f} s after {since}"] if ends > allowed + exits else []
     speaks = seen.spoke - began
     if speaks > allowed:
         return [f"rank {rank} has its error {speaks:.1f} s after {since}"]
-    if ends > max(speaks, 0.0) + EXIT_SECONDS:
+    if ends > max(speaks, 0.0) + to_exit:
         return [f"rank {rank} ends {ends - speaks:.1f} s after its error"]
     return []

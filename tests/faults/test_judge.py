@@ -215,3 +215,10 @@ def test_the_longest_time_without_a_step_is_noted(
     assert [rank.longest_gap for rank in ranks] == [pytest.approx(2.0, abs=0.2), 0.0]
     assert [rank.step for rank in ranks] == [103, 100]
     assert [rank.stepped - began for rank in ranks] == [pytest.approx(3.5, abs=0.2), 0.0]
+
+
+@pytest.mark.parametrize(("slowness", "right"), [(1.0, False), (2.0, True)])
+def test_a_loaded_machine_may_take_longer(slowness: float, right: bool) -> None:
+    ranks = [replace(FINISHED, gap=18.3)] * 4
+    outcome = Outcome(WAY, "none", 2, NONE.timeout, 0, ranks, slowness=slowness)
+    assert (find_problems(outcome, NONE, "abc") == []) is right
