@@ -111,10 +111,11 @@ def test_default_codecs(options: dict[str, Any], codec: str) -> None:
         ({"codec": "small", "outer": partial(SGD, lr=0.7)}, False),
         ({"codec": "auto:bits=0.5", "outer": outer_nesterov()}, True),
         ({"codec": "half-byte", "outer": outer_nesterov()}, False),
+        ({"codec": "terngrad", "outer": outer_nesterov()}, False),  # its errors are not sent late
         (sparse_loco(), False),
     ],
 )
-def test_coarse_changes_do_not_go_with_outer_momentum(options: dict[str, Any], warns: bool) -> None:
+def test_late_changes_do_not_go_with_outer_momentum(options: dict[str, Any], warns: bool) -> None:
     def make(rank: int) -> list[Any]:
         model = make_model()
         with warnings.catch_warnings(record=True) as caught:

@@ -66,8 +66,8 @@ class OutgrownResidualWarning(RuntimeWarning):
 
 
 class CoarseGradientsWarning(UserWarning):
-    """A coarse codec sends what an optimizer does not take late: gradients, which an adaptive one
-    divides by their squares, or changes, to which an outer one adds its momentum."""
+    """A coarse codec sends gradients to an adaptive optimizer, which divides by their squares, or
+    changes to an outer one with momentum."""
 
 
 class OneMachineWarning(UserWarning):

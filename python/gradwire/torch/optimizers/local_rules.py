@@ -254,15 +254,16 @@ def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> 
     }
 
 
-def describe_coarse_changes(outer: Optimizer | None, codec: str) -> str:
-    """What an outer optimizer with momentum makes of changes that a coarse codec sends late; empty
-    if these are not both there."""
+def describe_late_changes(outer: Optimizer | None, codec: str) -> str:
+    """What an outer optimizer with momentum makes of changes that a coarse codec keeps in its
+    residual for long; empty if these are not both there."""
     groups = [] if outer is None else outer.param_groups
-    if not (sends_coarsely(codec) and any(g.get("momentum") or "betas" in g for g in groups)):
+    has_momentum = any(group.get("momentum") or "betas" in group for group in groups)
+    if not (has_momentum and sends_coarsely(codec) and keeps_residual(codec)):
         return ""
     return (
-        f"the outer {type(outer).__name__} has momentum, and {codec} sends changes late: such "
-        "training ended with a far higher loss, or diverged "
+        f"{codec} sends many changes late, and the outer {type(outer).__name__} has momentum: such "
+        "training ended with a higher loss than with 4 bits, or diverged "
         "(docs/results/evaluation/diloco.md). Take codec='half-byte', or sparse_loco(), which has "
         "no outer momentum"
     )

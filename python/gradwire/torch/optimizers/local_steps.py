@@ -44,7 +44,7 @@ from gradwire.torch.optimizers.late_momentum import check_momentum, without_mome
 from gradwire.torch.optimizers.local_rules import (
     LocalRules,
     OuterFactory,
-    describe_coarse_changes,
+    describe_late_changes,
 )
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
@@ -198,9 +198,9 @@ class LocalSteps(WrappingOptimizer):
             self._peers = Peers(averaging, terms)
         replica.shared.watch_loads()
         replica.shared.note_values()
-        coarse = describe_coarse_changes(averaging.fragments[0].outer, replica.settings.codec)
-        if coarse and self.rank == 0:
-            warnings.warn(coarse, CoarseGradientsWarning, stacklevel=level_of_user())
+        late = describe_late_changes(averaging.fragments[0].outer, replica.settings.codec)
+        if late and self.rank == 0:
+            warnings.warn(late, CoarseGradientsWarning, stacklevel=level_of_user())
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
