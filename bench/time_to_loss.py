@@ -19,6 +19,7 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -91,12 +92,12 @@ def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -
     if key["kind"] == "whole":
         own = way.train_settings(STEPS, EVERY, 0) | {"until": arguments.until}
         return whole(run(way, own, rate)) | {"until": arguments.until}
-    steps = 2 * way.period if way.period > 1 else _FIRST + _TIMED
+    steps = way.whole_periods(_FIRST) + way.whole_periods(_TIMED)
     settings = way.train_settings(steps, steps, 0)
     if way.plain_steps:
         plain = way.codec.replace(f"start={way.plain_steps}", f"start={_PLAIN}")
         settings["codecs"] = (plain,)
-    return of_steps(run(way, settings, rate), way.period)
+    return of_steps(run(way, settings, rate), way)
 
 
 def run(way: Way, settings: dict[str, Any], rate: int | None) -> list[dict[str, Any]]:
@@ -171,24 +172,28 @@ def whole(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def of_steps(ranks: Sequence[dict[str, Any]], period: int) -> dict[str, Any]:
+def of_steps(ranks: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
     """Seconds and bytes of a step after the first ones, and the seconds of one that exchanges
     nothing, if there are such steps: the mean of the ranks."""
-    first = period if period > 1 else _FIRST
+    first = way.whole_periods(_FIRST)
     spans, alone = [], []
     for rank in ranks:
         marks = rank["marks"][first - 1 :]
         (begin, sent_before), (end, sent) = marks[0], marks[-1]
         steps = len(marks) - 1
         spans.append(((end - begin) / steps, (sent - sent_before) / steps))
-        alone.append(median(after[0] - before[0] for before, after in pairwise(marks)))
+        each = [after[0] - before[0] for before, after in pairwise(marks)]
+        alone.append(median([s for i, s in enumerate(each, 1) if i % way.period] or [0.0]))
     seconds, sent_bytes = (fmean(each) for each in zip(*spans, strict=True))
     found = {"step_seconds": seconds, "step_bytes": sent_bytes, "steps": steps}
-    return found | ({"alone_seconds": fmean(alone)} if period > 1 else {}) | described()
+    return found | ({"alone_seconds": fmean(alone)} if way.period > 1 else {}) | described()
 
 
 def described() -> dict[str, Any]:
-    return {"load": os.getloadavg()[0], "machine": describe_machine(), "build": describe_build()}
+    git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*")
+    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    found = {"machine": describe_machine(), "build": describe_build()}
+    return {"load": os.getloadavg()[0], "commit": commit, **found}
 
 
 if __name__ == "__main__":

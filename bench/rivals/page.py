@@ -12,6 +12,7 @@ from gradwire_lab.evaluate.found import table, with_interval
 from rivals.arithmetic import steps_to, total
 from rivals.results import RESULTS
 from rivals.ways import (
+    BF16,
     CHANGES,
     DDP,
     EIGHT_BITS,
@@ -30,7 +31,24 @@ from rivals.ways import (
 )
 from rivals.words import ABOUT, HEAD, REFEREE, SETTINGS
 
+_ROOT = RESULTS.parents[2]
 PICTURE = RESULTS.parents[1] / "pictures" / "rivals.svg"
+# Pages that quote the results, and what they call the ways.
+QUOTES: Mapping[Path, Mapping[str, str]] = {
+    _ROOT / "README.md": {
+        DDP: "plain DDP",
+        BF16: "DDP, PyTorch's bf16 hook",
+        CHANGES: "above",
+    },
+    _ROOT / "docs" / "guides" / "far_apart.md": {
+        DDP: "DDP",
+        BF16: "DDP, PyTorch's bf16 hook",
+        CHANGES: '`compress`, `"small"`',
+        "compress, half-byte": '`compress`, `"half-byte"`',
+        RAW: 'DiLoCo, `"raw"`, `every=30`',
+        "DiLoCo, half-byte": 'DiLoCo, `"half-byte"`, `every=30`',
+    },
+}
 _MISSING = "-"
 ONE_WAY_MS = round(1e3 * LATENCY)
 RINGS_MS = 2 * 2 * (WORKERS - 1) * ONE_WAY_MS  # two buckets, each twice around but for a step
@@ -217,6 +235,31 @@ def _confirmed(found: Measured) -> str:
     return table(("way", "link", "steps", "s", "computed", "MB", "computed"), rows)
 
 
+def quoted(found: Measured, names: Mapping[str, str]) -> str:
+    """Some of the ways, under these names, behind links of 100 Mbit/s."""
+    link = LINKS[1]
+    rows = []
+    for way, name in names.items():
+        own, plain = (found.of_step(each, link, "step_bytes") or 0.0 for each in (way, DDP))
+        sent = total(STEPS, own, plain, WAYS[way].plain_steps)
+        times = [found.cost(way, link, "step_seconds", target) for target in TARGETS]
+        seconds = [_MISSING if each is None else f"{each:.0f} s" for each in times]
+        rows.append([name, *seconds, f"{fmean(found.losses(way)):.2f}", f"{sent / 1e6:,.0f} MB"])
+    heads = [f"to {target:g}" for target in TARGETS]
+    return table((f"{LINKS_IN_WORDS[link]}, {ONE_WAY_MS} ms", *heads, "final loss", "sent"), rows)
+
+
+def quote(found: Measured) -> None:
+    """Replaces the tables of the pages that quote."""
+    for page, names in QUOTES.items():
+        new = quoted(found, names)
+        words = page.read_text(encoding="utf-8")
+        head = new.partition("\n")[0]
+        begin = words.index(head)
+        end = words.index("\n\n", begin)
+        page.write_text(words[:begin] + new.rstrip("\n") + words[end:], encoding="utf-8")
+
+
 LINKS_IN_WORDS = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1000 Mbit/s"}
 
 
@@ -241,15 +284,20 @@ def text(lines: Lines) -> str:
     ]
     if missing := [name for name in WAYS if name not in found.ways]:
         parts += [_bullet(f"Not yet, about three minutes each: {'; '.join(missing)}.")]
+    if untimed := [name for name in found.ways if not found.of("link", name)]:
+        said = "Not timed yet (all links are timed on one machine, one after the other)"
+        parts += [_bullet(f"{said}: {'; '.join(map(_named, untimed))}.")]
     parts += [""]
     parts += [SETTINGS, ABOUT, "", _confirmed(found), "", REFEREE]
     for kind, did in (("link", "Timed"), ("train", "Trained")):
         if not (these := [line for line in lines if line["kind"] == kind]):
             continue
-        builds = ", ".join(sorted({line["build"]["commit"] for line in these}))
+        # Older lines name the commit of the compiled core alone.
+        commits = {line.get("commit", line["build"]["commit"]) for line in these}
         machines = " and ".join(sorted({line["machine"]["cpu"] for line in these}))
         cores = these[0]["machine"]["cores"]
-        parts += ["", f"{did} with the core of {builds} on {cores} cores", f"({machines})."]
+        at = fill(f"{did} at {', '.join(sorted(commits))} on {cores} cores ({machines}).", 100)
+        parts += ["", at]
     return "\n".join(parts) + "\n"
 
 
@@ -279,4 +327,6 @@ def draw(found: Measured, path: Path) -> None:
 
 def write(lines: Lines) -> None:
     RESULTS.with_suffix(".md").write_text(text(lines), encoding="utf-8")
-    draw(Measured(lines), PICTURE)
+    found = Measured(lines)
+    draw(found, PICTURE)
+    quote(found)

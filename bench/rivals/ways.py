@@ -47,6 +47,10 @@ class Way:
     def environment(self) -> str:
         return self.package.partition("==")[0]
 
+    def whole_periods(self, steps: int) -> int:
+        """At least so many steps, the last of which exchanges."""
+        return -(-steps // self.period) * self.period
+
     def train_settings(self, steps: int, eval_every: int, seed: int) -> dict[str, Any]:
         own = {"codecs": (self.codec,), "steps": steps, "eval_every": eval_every, "seed": seed}
         return {**COMMON, **self.settings, **own}
@@ -58,29 +62,44 @@ def _power_sgd(rank: int) -> Way:
 
 
 _UPDATES: Mapping[str, Any] = {"compress": "updates"}
-# The best of three rates for DiLoCo: docs/results/far_apart.md.
 _LOCAL: Mapping[str, Any] = {"learning_rate": 1e-3}
+_SPARSE_EVERY = 10
 _DILOCO: Mapping[str, Any] = {
     **_UPDATES, **_LOCAL, "every": EVERY, "outer": "nesterov", "outer_lr": 0.7
 }  # fmt: skip
 _SMALL = "3lc:s=1.00,coder=rice"
 
 
-def _changes(codec: str) -> Way:
-    return Way(codec, _UPDATES, ours=True)
+def _changes(codec: str, every: int = 1) -> Way:
+    return Way(codec, {**_UPDATES, "every": every}, period=every, ours=True)
 
 
-def _diloco(codec: str) -> Way:
-    return Way(codec, _DILOCO, period=EVERY, ours=True)
+def _diloco(codec: str, **more: Any) -> Way:
+    return Way(codec, {**_DILOCO, **more}, period=EVERY, ours=True)
 
 
+_SPARSE_LOCO = Way(
+    "topk2bit:density=0.02",
+    {
+        **_UPDATES,
+        "every": _SPARSE_EVERY,
+        "outer": "sgd",
+        "residual_decay": 0.95,
+        "exchange": "broadcast",
+    },
+    period=_SPARSE_EVERY,
+    ours=True,
+)
+
+
+BF16 = "DDP, bf16 hook"
 DDP, POWER_SGD, TORCHFT = "DDP", "PowerSGD, rank 4", "torchft, DiLoCo"
 HIVEMIND, RAW, EIGHT_BITS = "hivemind, 8 bits", "DiLoCo, raw", "DiLoCo, int8"
 CHANGES = "compress, small"
 SMALL = "DiLoCo, small"
 WAYS: Mapping[str, Way] = {
     DDP: Way("ddp"),
-    "DDP, bf16 hook": Way("torch:bf16"),
+    BF16: Way("torch:bf16"),
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
     TORCHFT: Way(
         "torchft",
@@ -93,11 +112,16 @@ WAYS: Mapping[str, Way] = {
     "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
     "hook, small": Way(_SMALL, ours=True),
     CHANGES: _changes(_SMALL),
+    "compress, small, every=2": _changes(_SMALL, 2),
+    "compress, small, every=4": _changes(_SMALL, 4),
     "compress, half-byte": _changes("qsgd:bits=4"),
+    "compress, raw": _changes("raw"),
     RAW: _diloco("raw"),
     SMALL: _diloco(_SMALL),
     "DiLoCo, half-byte": _diloco("qsgd:bits=4"),
     EIGHT_BITS: _diloco("int8"),
+    "streaming, half-byte": _diloco("qsgd:bits=4", fragments=3, delay=5, mix=0.5),
+    "SparseLoCo": _SPARSE_LOCO,
 }
 
 # Why not, and what it needs.

@@ -70,16 +70,20 @@ def test_page_is_that_of_the_file() -> None:
     assert widest <= 80
 
 
-def test_readme_quotes_the_page() -> None:
-    found, (link, target) = page.Measured(results.read()), (LINKS[1], TARGETS[1])
-    times = {
-        "loss of 2.1 after": found.cost(CHANGES, link, "step_seconds", target),
-        "with DDP after": found.cost(DDP, link, "step_seconds", target),
-        "(docs/results/rivals.md) after": (found.fastest(link, target, ours=False) or ("", 0))[1],
-    }
-    readme = (results.RESULTS.parents[2] / "README.md").read_text(encoding="utf-8")
-    for words, seconds in times.items():
-        assert f"{words} {seconds:.0f} s" in " ".join(readme.split())
+@pytest.mark.parametrize("quoting", page.QUOTES, ids=lambda path: path.stem)
+def test_pages_quote_the_file(quoting: Path) -> None:
+    table = page.quoted(page.Measured(results.read()), page.QUOTES[quoting])
+    assert f"\n{table}\n" in quoting.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rivals_take_longer_as_the_readme_says(target: float) -> None:
+    found = page.Measured(results.read())
+    own = found.cost(CHANGES, LINKS[1], "step_seconds", target)
+    theirs = found.fastest(LINKS[1], target, ours=False)
+    assert own is not None
+    assert theirs is not None
+    assert own < theirs[1]
 
 
 def test_picture_is_drawn(tmp_path: Path) -> None:

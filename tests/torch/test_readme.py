@@ -1,4 +1,4 @@
-"""The README's programs run, and its table is made of the file of what was measured."""
+"""The README's programs run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gradwire
-import transformer  # of bench/
 from torchrun import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,12 +23,6 @@ def Transformer():
 
 batches = [(torch.randn(32, 64), torch.randint(8, (32,))) for _ in range(8)]
 """
-
-
-def test_the_table_is_made_of_the_results() -> None:
-    results = transformer.read(ROOT / "docs" / "results" / "transformer.jsonl")
-    assert [result["way"] for result in results] == list(transformer.WAYS)
-    assert transformer.table(results) in README
 
 
 def test_the_training_runs(tmp_path: Path) -> None:
@@ -81,7 +74,7 @@ def test_the_training_runs_on_any_device_in_bfloat16(tmp_path: Path, optimizers:
     assert len(found) == 1
 
 
-def test_the_table_is_of_the_same_program() -> None:
+def test_the_example_is_the_same_program() -> None:
     """The example has each line of the README's training, whose optimizer takes its options."""
     example = EXAMPLE.read_text(encoding="utf-8")
     own = [line.partition("  #")[0].strip() for line in TRAINING.splitlines()]
@@ -93,7 +86,7 @@ def test_the_table_is_of_the_same_program() -> None:
 
 
 @pytest.mark.parametrize("options", [["--codec", "ddp"], ["--every", "4"]], ids=["ddp", "every-4"])
-def test_the_program_of_the_table_runs(tmp_path: Path, options: list[str]) -> None:
+def test_the_example_runs(tmp_path: Path, options: list[str]) -> None:
     arguments = [str(EXAMPLE), "--steps", "6", *options]
     program = tmp_path / "program.py"
     program.write_text(
