@@ -34,6 +34,16 @@ _CODECS = {
     "3LC": "3lc:s=1.00,coder=rice",
 }
 _STREAMED = (_RAW, "4 bits", "3LC")
+# That send few values, or coarse ones. Only TernGrad keeps no residual.
+_COARSE = {
+    _RAW: "raw",
+    "3LC": _CODECS["3LC"],
+    "2 % in 2 bits": "topk2bit:density=0.02",
+    "5 %": "topk:ratio=0.05",
+    "1 bit": "onebit",
+    "TernGrad": "terngrad",
+}
+_OUTER = {"nesterov": "Nesterov, momentum 0.9", "sgd": "SGD, no momentum"}
 _STREAMING: dict[str, Any] = {"fragments": 3, "delay": 5, "mix": 0.5}
 
 
@@ -44,16 +54,17 @@ def _arm(
     every: int = _USUAL,
     workers: int = _WORKERS[0],
     rate: float | None = None,
+    outer: str = "nesterov",
     seeds: int = _SEEDS,
     **changes: Any,
 ) -> Arm:
-    """With DiLoCo's outer optimizer; SparseLoCo's where few values are sent; or with DDP."""
+    """With an outer optimizer, which is SparseLoCo's where few values are sent; or with DDP."""
     if codec == "ddp":
         way: dict[str, Any] = {}
     elif codec == _CODECS[_SPARSE]:
         way = {"every": every, "outer": "sgd", "residual_decay": 0.95}
     else:
-        way = {"every": every, "outer": "nesterov"}
+        way = {"every": every, "outer": outer}
     return arm(
         "gpt",
         codec,
@@ -78,6 +89,12 @@ _MUON = {
 }
 _EIGHT = {name: _arm(codec, workers=_WORKERS[1]) for name, codec in _CODECS.items()}
 _STREAM = {name: _arm(_CODECS[name], **_STREAMING) for name in _STREAMED}
+_MOMENTUM = {
+    (name, outer): _arm(codec, outer=outer, seeds=2)
+    for name, codec in _COARSE.items()
+    for outer in _OUTER
+}
+_MOMENTUM |= {(name, "nesterov"): _ADAMW[name, _USUAL] for name in (_RAW, "3LC")}
 _TUNING = {
     (optimizer, way): {rate: _arm(codec, optimizer, rate=rate, seeds=1) for rate in rates}
     for optimizer, rates in _TRIED.items()
@@ -148,6 +165,15 @@ def _beside_usual(found: Found, arms: dict[str, Arm], base: Arm, head: str) -> s
     return table(("what is sent", "table above", head), rows)
 
 
+def _by_momentum(found: Found) -> str:
+    base = _DDP["adamw", _WORKERS[0]]
+    rows = [
+        [name, f"`{codec}`", *(_loss(found, _MOMENTUM[name, outer], base) for outer in _OUTER)]
+        for name, codec in _COARSE.items()
+    ]
+    return table(("what is sent", "codec", *_OUTER.values()), rows)
+
+
 def _rates(found: Found) -> str:
     rows = [
         [f"{way}, {_OPTIMIZERS[o]}", ", ".join(f"{r:g}: {found.text(a)}" for r, a in arms.items())]
@@ -213,6 +239,13 @@ EVALUATION = Evaluation(
             "values. AdamW, four workers.",
             tuple(_STREAM.values()),
             partial(_beside_usual, arms=_STREAM, base=_DDP["adamw", _WORKERS[0]], head="streaming"),
+        ),
+        Experiment(
+            "Outer momentum",
+            "Codecs that send few values or coarse ones, with an outer optimizer that has momentum "
+            f"and one that has none (rate 1). Every {_USUAL} steps, AdamW, four workers.",
+            tuple(_MOMENTUM.values()),
+            _by_momentum,
         ),
         Experiment(
             "Eight workers",
