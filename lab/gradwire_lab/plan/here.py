@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
@@ -68,6 +69,12 @@ class Advice:
         print_plan(self.profile, self.cluster, self.plan)
         for line in self.lines:
             say(line)
+
+    def __str__(self) -> str:
+        """What `show` prints."""
+        with io.StringIO() as text, redirect_stdout(text):
+            self.show()
+            return text.getvalue().rstrip()
 
 
 def advise(
