@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import cli_runner
+from gradwire.errors import sends_late
 from gradwire.local_schedule import Schedule
 from gradwire_lab.plan.advise import make_plan
 from gradwire_lab.plan.cluster import Cluster
@@ -107,6 +108,17 @@ def test_all_rows_but_ddps_are_local_steps() -> None:
     assert "every 8 steps" in advice
     assert "local steps train in another way than DDP" in advice
     assert "local steps" not in make_plan(profile_of(), CLUSTER).advice()
+
+
+@pytest.mark.parametrize(("every", "there"), [(15, True), (16, False)])
+def test_codecs_that_hold_back_are_left_out_of_seldom_exchanges(every: int, there: bool) -> None:
+    profile, schedule = profile_of(), Schedule(every)
+    late = [codec for codec in profile.codecs if sends_late(codec)]
+    assert late
+    found = {p.codec for p in make_plan(profile, CLUSTER, schedule=schedule).predictions}
+    assert {codec in found for codec in late} == {there}
+    asked = make_plan(profile, CLUSTER, late, schedule=schedule).predictions
+    assert {p.codec for p in asked} == {DDP, *late}
 
 
 @pytest.fixture

@@ -62,6 +62,11 @@ def keeps_residual(codec: str) -> bool:
     return is_goal(codec) or Compressor(codec, 1).residual is not None
 
 
+def sends_late(codec: str) -> bool:
+    """Whether a codec or an `auto` text holds much back for later exchanges."""
+    return sends_coarsely(codec) and keeps_residual(codec)
+
+
 def printable(text: str, keep: str = "") -> str:
     """`text` with an escape (such as \\x1b) for each character that is not printable.
 

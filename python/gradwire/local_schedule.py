@@ -10,6 +10,9 @@ from gradwire.option_record import OptionRecord
 
 # Sends what a gate lets through as it is, and where it stands.
 GATED_CODEC = "topk:ratio=1,index=rice,ef=off"
+# Steps between exchanges with which what a codec such as 3LC holds back waits too long: with 10 it
+# ended as 32 bits did, with 30 far above (docs/results/evaluation/diloco.md).
+_SELDOM = 16
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Schedule(OptionRecord):
 
         if self.gate not in ("", "bfloat16"):
             raise ValueError(f"gate is '{self.gate}'; valid is 'bfloat16'")
+
+    @property
+    def is_seldom(self) -> bool:
+        """Whether exchanges are so far apart that a codec should hold little back."""
+        return self.every >= _SELDOM
 
     @property
     def is_back_to_back(self) -> bool:

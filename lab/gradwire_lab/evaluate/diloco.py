@@ -64,7 +64,7 @@ def _arm(
     elif codec == _CODECS[_SPARSE]:
         way = {"every": every, "outer": "sgd", "residual_decay": 0.95}
     else:
-        way = {"every": every, "outer": outer}
+        way = {"every": every, **({"outer": outer} if outer else {})}
     return arm(
         "gpt",
         codec,
@@ -95,6 +95,13 @@ _MOMENTUM = {
     for outer in _OUTER
 }
 _MOMENTUM |= {(name, "nesterov"): _ADAMW[name, _USUAL] for name in (_RAW, "3LC")}
+# Without an outer optimizer.
+_PLAIN_EVERY = (4, 10, 30)
+_PLAIN = {
+    (name, n): _arm(_CODECS[name], every=n, outer="", seeds=1)
+    for name in _STREAMED
+    for n in _PLAIN_EVERY
+}
 _TUNING = {
     (optimizer, way): {rate: _arm(codec, optimizer, rate=rate, seeds=1) for rate in rates}
     for optimizer, rates in _TRIED.items()
@@ -174,6 +181,14 @@ def _by_momentum(found: Found) -> str:
     return table(("what is sent", "codec", *_OUTER.values()), rows)
 
 
+def _by_plain_interval(found: Found) -> str:
+    base = _DDP["adamw", _WORKERS[0]]
+    rows = [
+        [name, *(_loss(found, _PLAIN[name, n], base) for n in _PLAIN_EVERY)] for name in _STREAMED
+    ]
+    return table(("what is sent", *(f"every={n}" for n in _PLAIN_EVERY)), rows)
+
+
 def _rates(found: Found) -> str:
     rows = [
         [f"{way}, {_OPTIMIZERS[o]}", ", ".join(f"{r:g}: {found.text(a)}" for r, a in arms.items())]
@@ -239,6 +254,13 @@ EVALUATION = Evaluation(
             "values. AdamW, four workers.",
             tuple(_STREAM.values()),
             partial(_beside_usual, arms=_STREAM, base=_DDP["adamw", _WORKERS[0]], head="streaming"),
+        ),
+        Experiment(
+            "Plain average",
+            "`LocalSteps` without an outer optimizer, with its corrections for noise and momentum. "
+            "AdamW, four workers.",
+            tuple(_PLAIN.values()),
+            _by_plain_interval,
         ),
         Experiment(
             "Outer momentum",

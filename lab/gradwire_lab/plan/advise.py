@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradwire._core import spell_out_codec
-from gradwire.errors import RECOMMENDED
+from gradwire.errors import RECOMMENDED, sends_late
 from gradwire.local_schedule import Schedule
 from gradwire_lab.plan.cluster import Cluster, count_servers
 from gradwire_lab.plan.costs import EXCHANGES
@@ -90,7 +90,8 @@ def make_plan(
     bucket_bytes: int | None = None,
     schedule: Schedule | None = None,
 ) -> Plan:
-    """codecs: of the profile; none: all of them. exchanges: none: all that suit the codec and the
+    """codecs: of the profile; none: all of them, apart from those that hold much back where
+    exchanges are seldom. exchanges: none: all that suit the codec and the
     network; `server` does if the network has servers. schedule: of LocalSteps, which all
     predictions but DDP's then take.
 
@@ -108,7 +109,8 @@ def make_plan(
     buckets = cut_buckets(profile, bucket_bytes)
     baseline = predict(profile, cluster, DDP, DDP, buckets)
     predictions = [baseline]
-    for codec in codecs or profile.codecs:
+    seldom = schedule is not None and schedule.is_seldom
+    for codec in codecs or [c for c in profile.codecs if not (seldom and sends_late(c))]:
         for exchange in exchanges or (*EXCHANGES, SERVER):
             if _takes(exchange, codec) and (exchanges or _suits(codec, exchange, cluster)):
                 predictions.append(predict(profile, cluster, codec, exchange, buckets, schedule))

@@ -3,7 +3,7 @@
     from gradwire.contrib.accelerate import compress
 
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-    way = compress(accelerator, model, optimizer, "small", every=30)
+    way = compress(accelerator, model, optimizer, every=30)
     ...  # the training
     way.finish()
 

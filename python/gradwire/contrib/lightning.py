@@ -2,9 +2,9 @@
 
     from gradwire.contrib.lightning import FabricStrategy, GradwireStrategy
 
-    trainer = Trainer(strategy=GradwireStrategy(every=30, codec="small"), devices=2)
+    trainer = Trainer(strategy=GradwireStrategy(every=30), devices=2)
 
-    fabric = Fabric(strategy=FabricStrategy(every=30, codec="small"), devices=2)
+    fabric = Fabric(strategy=FabricStrategy(every=30), devices=2)
     model, optimizer = fabric.setup(model, optimizer)
 
 Without `every` the strategies put a hook into DDP.

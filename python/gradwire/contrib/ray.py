@@ -3,7 +3,7 @@
     from gradwire.contrib.ray import compress
 
     model = ray.train.torch.prepare_model(model)
-    optimizer, way = compress(model, optimizer, "small", every=30)
+    optimizer, way = compress(model, optimizer, every=30)
     ...  # the training
     way.finish()
 

@@ -2,7 +2,7 @@
 
     from gradwire.contrib.transformers import GradwireCallback
 
-    callbacks = [GradwireCallback(every=30, codec="small")]
+    callbacks = [GradwireCallback(every=30)]
     Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
 
 Without `every` the callback puts a hook into DDP; torchrun starts the ranks.

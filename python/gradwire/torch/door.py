@@ -61,7 +61,7 @@ def compress(
         model: On every rank, after DistributedDataParallel or the last call of `fully_shard`.
         optimizer: Of its parameters, or several in a list, such as Muon and AdamW.
         codec: As text, or one of the names "small", "safe" and "half-byte". None: "small" where it
-            suits the optimizer, else "safe".
+            suits the optimizer and `every`, else one of the others.
         options: Further arguments of the class that is taken.
 
     Returns:

@@ -67,7 +67,7 @@ class OutgrownResidualWarning(RuntimeWarning):
 
 class CoarseGradientsWarning(UserWarning):
     """A coarse codec sends gradients to an adaptive optimizer, which divides by their squares, or
-    changes to an outer one with momentum."""
+    changes that are exchanged seldom (LocalSteps)."""
 
 
 class OneMachineWarning(UserWarning):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from gradwire._core import spell_out_codec
-from gradwire.errors import keeps_residual, sends_coarsely
+from gradwire.errors import keeps_residual, sends_late
 from gradwire.local_schedule import GATED_CODEC, Schedule
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.optimizer_list import each_parameter, parts_of
@@ -113,10 +113,26 @@ class LocalRules:
             return replace(compression, codec=GATED_CODEC)
         return compression
 
+    @property
+    def _takes_late_changes(self) -> bool:
+        return self.outer is None and not self.schedule.is_seldom
+
     def finer_codec(self) -> str:
-        """In place of "small", with which DiLoCo ends worse (docs/results/evaluation/diloco.md).
-        Empty: "small" does, for there is no outer optimizer."""
-        return "" if self.outer is None else spell_out_codec("half-byte")
+        """In place of "small", which holds much back for the next exchange. Empty: "small" does."""
+        return "" if self._takes_late_changes else spell_out_codec("half-byte")
+
+    def describe_late_changes(self, codec: str) -> str:
+        """What comes of a coarse codec whose residuals wait long for the next exchange; empty if
+        these do not."""
+        if self._takes_late_changes or self.residual_decay < 1 or not sends_late(codec):
+            return ""
+        outer = "" if self.outer is None else " and for an outer optimizer"
+        return (
+            f"{codec} sends many changes late. With an exchange every {self.schedule.every} "
+            f"steps{outer} that costs much: such training ended with a higher loss than with 4 "
+            "bits, or diverged (docs/results/evaluation/diloco.md). Take codec='half-byte', or "
+            "sparse_loco(), whose residuals fade"
+        )
 
     def complete(self, settings: ExchangeSettings) -> ExchangeSettings:
         """The settings of the exchanges under these rules. Raises ValueError if they do not fit."""
@@ -252,21 +268,6 @@ def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> 
         "residual_decay": decay,
         "outer": lambda parameters: SGD(parameters, lr=lr),
     }
-
-
-def describe_late_changes(outer: Optimizer | None, codec: str) -> str:
-    """What an outer optimizer with momentum makes of changes that a coarse codec keeps in its
-    residual for long; empty if these are not both there."""
-    groups = [] if outer is None else outer.param_groups
-    has_momentum = any(group.get("momentum") or "betas" in group for group in groups)
-    if not (has_momentum and sends_coarsely(codec) and keeps_residual(codec)):
-        return ""
-    return (
-        f"{codec} sends many changes late, and the outer {type(outer).__name__} has momentum: such "
-        "training ended with a higher loss than with 4 bits, or diverged "
-        "(docs/results/evaluation/diloco.md). Take codec='half-byte', or sparse_loco(), which has "
-        "no outer momentum"
-    )
 
 
 def describe_lost_eps(optimizer: Optimizer) -> str:

@@ -41,11 +41,7 @@ from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import check_momentum, without_momentum
-from gradwire.torch.optimizers.local_rules import (
-    LocalRules,
-    OuterFactory,
-    describe_late_changes,
-)
+from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import (
@@ -110,7 +106,7 @@ class LocalSteps(WrappingOptimizer):
             and state with this one.
         model: Gives the parameters their names, which rules and errors mention.
         codec: As text. None: the default of the exchange, for "sharded" "small", or "half-byte"
-            with `outer`.
+            with `outer` and where `every` is 16 or more.
         every: Steps from one exchange to the next. None: 1.
         exchange: As in Compression. None: "sharded".
         outer: An outer optimizer, as a function that makes it for a list of parameters, or as an
@@ -198,7 +194,7 @@ class LocalSteps(WrappingOptimizer):
             self._peers = Peers(averaging, terms)
         replica.shared.watch_loads()
         replica.shared.note_values()
-        late = describe_late_changes(averaging.fragments[0].outer, replica.settings.codec)
+        late = rules.describe_late_changes(replica.settings.codec)
         if late and self.rank == 0:
             warnings.warn(late, CoarseGradientsWarning, stacklevel=level_of_user())
 
