@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import SGD, AdamW
 
 import array_device
 from array_device import DEVICE
@@ -31,6 +32,7 @@ from gradwire.torch import (
     compress,
     gradwire_hook,
 )
+from gradwire.torch.parameters import name_parameters
 from gradwire.torch.staging import stage as staging
 from gradwire.torch.staging.copier import Copier
 from ways import build, integers
@@ -61,7 +63,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "hook": hook,
     "FSDP": shard,
 }
-PYTORCHS = ("hook", "FSDP")  # PyTorch's wrapper of the model refuses it in words of its own
+PYTORCHS = {"hook", "FSDP"}  # PyTorch's wrapper of the model refuses it in words of its own
 
 
 def odd_parameter(kind: str) -> nn.Parameter:
@@ -71,6 +73,12 @@ def odd_parameter(kind: str) -> nn.Parameter:
         return nn.Parameter(values, requires_grad=False)
     if kind == "sparse":
         return nn.Parameter(ones.to_sparse())
+    if kind == "lazy":
+        return UninitializedParameter()  # type: ignore[return-value]
+    if kind == "expanded":
+        return nn.Parameter(torch.ones(8, 1).expand(8, 4))
+    if kind == "windows":
+        return nn.Parameter(torch.ones(11).unfold(0, 4, 1))
     return nn.Parameter(torch.nested.nested_tensor([ones, ones[:2]]))
 
 
@@ -84,7 +92,7 @@ def walk(kind: str) -> dict[str, str]:
         model.odd = odd_parameter(kind)
         try:
             door(model)
-        except (TypeError, RuntimeError, NotImplementedError) as error:
+        except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
             said[name] = f"{type(error).__name__}: {error}"
     return said
 
@@ -95,15 +103,96 @@ def walk(kind: str) -> dict[str, str]:
         ("quantized", "quantized (torch.qint8): train tensor.dequantize()"),
         ("sparse", "sparse (torch.sparse_coo): make tensor.to_dense() the parameter"),
         ("nested", "nested (torch.strided): make each part of it a parameter"),
+        ("lazy", "lazy, without a shape: call the model once before"),
+        ("expanded", "expanded or made of overlapping windows: its elements share memory"),
+        ("windows", "expanded or made of overlapping windows: its elements share memory"),
     ],
 )
 def test_every_door_refuses(cluster: Cluster, kind: str, remedy: str) -> None:
     for said in cluster.run(2, walk, kind):
-        assert said.keys() == DOORS.keys()
+        assert said.keys() | PYTORCHS == DOORS.keys()
         for door, text in said.items():
             if door not in PYTORCHS:
                 assert text.startswith("TypeError: "), (door, text)
                 assert f"odd is {remedy}" in text, (door, text)
+
+
+# Memory that parameters share, and its order ----------------------------------------------------
+
+
+def with_views(interleaved: bool) -> nn.Module:
+    """Two parameters in the memory of one tensor, which share a row unless they are interleaved."""
+    whole = torch.zeros(8, 4)
+    model = nn.Module()
+    model.linear = nn.Linear(4, 4)
+    model.first = nn.Parameter(whole[:, :2] if interleaved else whole[:5])
+    model.second = nn.Parameter(whole[:, 2:] if interleaved else whole[4:])
+    return model
+
+
+def walk_views() -> dict[str, str]:
+    """What each door says that changes values."""
+    warnings.simplefilter("ignore")
+    said = {}
+    for name in ("LocalSteps", "ShardedOptimizer", "ServerOptimizer", "DiLoCo"):
+        try:
+            DOORS[name](with_views(interleaved=False))
+            said[name] = ""
+        except TypeError as error:
+            said[name] = str(error)
+    return said
+
+
+def test_parameters_in_the_same_memory_are_refused(cluster: Cluster) -> None:
+    for said in cluster.run(2, walk_views):
+        for text in said.values():
+            assert "first and second share memory" in text, said
+    apart = with_views(interleaved=True)
+    assert len(name_parameters(sgd(apart), apart.named_parameters())) == 4
+
+
+def in_order(order: str) -> nn.Sequential:
+    """The same values, in rows or in other orders of memory."""
+    torch.manual_seed(3)
+    linear = nn.Linear(64, 5)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), linear)
+    if order != "rows":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        linear.weight.data = linear.weight.detach().t().contiguous().t()
+    return model
+
+
+def train_in_order(way: str, order: str) -> list[torch.Tensor]:
+    warnings.simplefilter("ignore")
+    model = in_order(order)
+    fused = AdamW(model.parameters(), lr=0.1, fused=True)
+    if way == "servers":
+        optimizer: Any = ServerOptimizer(fused, servers=1, model=model, codec="raw")
+        if optimizer.is_server:
+            optimizer.serve()
+            return []
+    elif way == "outer optimizer":
+        optimizer = LocalSteps(
+            fused, model, every=2, codec="raw", outer=lambda a: AdamW(a, lr=0.1, fused=True)
+        )
+    else:
+        optimizer = ShardedOptimizer(fused, model, codec="raw")
+    for step in range(4):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * step + dist.get_rank())
+        data = torch.randn(2, 3, 6, 6)
+        model(data).square().sum().backward()
+        optimizer.step()
+    optimizer.close()
+    return [parameter.detach().contiguous() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("way", ["servers", "outer optimizer", "ShardedOptimizer"])
+def test_fused_optimizers_step_any_order_of_memory(cluster: Cluster, way: str) -> None:
+    rows = cluster.run(2, train_in_order, way, "rows")
+    others = cluster.run(2, train_in_order, way, "columns")
+    for one, other in zip(rows[-1] or rows[0], others[-1] or others[0], strict=True):
+        torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
 
 
 # A device that vanishes -------------------------------------------------------------------------

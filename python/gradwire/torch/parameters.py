@@ -12,7 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+
+from gradwire.torch.tensor_memory import (
+    SHARES_WITH_ITSELF,
+    flaw_of_memory,
+    overlaps_itself,
+    require_memory,
+    require_own_memory,
+)
 
 
 @contextlib.contextmanager
@@ -91,7 +100,8 @@ def name_parameters(
 
     None: their names are "group.place".
     Raises ValueError for a parameter without a name, TypeError for one that is not dense, of
-    another dtype, an inference tensor, or whose values are not in its memory.
+    another dtype, an inference tensor, whose values are not in its memory, or which has elements in
+    the memory of others.
     """
     names = None if named is None else {id(tensor): clean_name(name) for name, tensor in named}
     found = []
@@ -104,7 +114,7 @@ def name_parameters(
                     f"model; its shape is {list(tensor.shape)}"
                 )
             odd = _form_of(tensor)
-            if tensor.dtype not in dtypes or odd:
+            if odd or tensor.dtype not in dtypes:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
                 raise TypeError(
                     f"dense {valid} parameters are exchanged; {name} is "
@@ -112,6 +122,7 @@ def name_parameters(
                 )
             require_trainable(name, tensor)
             found.append((name, tensor))
+    require_own_memory(found)
     return found
 
 
@@ -125,7 +136,7 @@ def require_trainable(name: str, parameter: torch.Tensor) -> None:
         )
     if parameter.is_meta:
         raise TypeError(f"{name} is on the device meta, without values: initialize the model first")
-    flaw = _flaw_of_memory(parameter)
+    flaw = flaw_of_memory(parameter)
     if flaw:
         raise TypeError(f"{name} is {flaw}: make a parameter that holds its values")
 
@@ -149,11 +160,11 @@ def tensors_in_common(
             why = odd
         elif tensor.is_meta:
             why = "on the device meta, without values"
-        elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
-            why = "expanded, so that several elements share a place in memory"
+        elif flaw := flaw_of_memory(tensor):
+            why = flaw
+        elif overlaps_itself(tensor):
+            why = SHARES_WITH_ITSELF
         else:
-            why = _flaw_of_memory(tensor)
-        if not why:
             continue
         raise TypeError(
             f"the {kind} {name} is {why}; the ranks can't take over each other's values of it: "
@@ -173,6 +184,8 @@ def _describe_dtype(dtype: torch.dtype) -> str:
 def _form_of(tensor: torch.Tensor) -> str:
     """What a tensor is whose values are not numbers in rows and columns, and what to train instead;
     empty for a dense one."""
+    if is_lazy(tensor):
+        return "lazy, without a shape: call the model once before"
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype}): train tensor.dequantize(), and quantize afterwards"
     if tensor.is_nested:
@@ -180,50 +193,6 @@ def _form_of(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"sparse ({tensor.layout}): make tensor.to_dense() the parameter"
     return ""
-
-
-def _flaw_of_memory(tensor: torch.Tensor) -> str:
-    """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
-    Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
-    """
-    negative = "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
-    return _lacking_values(tensor) or negative
-
-
-def _lacking_values(tensor: torch.Tensor) -> str:
-    """What a tensor is whose values lie outside of its memory; empty if none do, or on the device
-    meta."""
-    tensor = local_of(tensor)
-    if tensor.numel() == 0 or tensor.is_meta:
-        return ""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    storage = tensor.untyped_storage()
-    # (On another device than the CPU it need not have an address.)
-    has_address = tensor.device.type != "cpu" or storage.data_ptr() != 0
-    if storage.device == tensor.device and has_address and storage.nbytes() >= end:
-        return ""
-    kind = type(tensor).__name__
-    return f"a {kind} whose memory does not hold its values (fake, or freed)"
-
-
-def require_memory(name: str, gradient: torch.Tensor) -> None:
-    """Raises TypeError for the gradient of a parameter whose memory does not hold its values. (Half
-    a microsecond for an ordinary one.)"""
-    if gradient.layout != torch.strided:
-        return
-    if gradient.__class__ is torch.Tensor and gradient.is_contiguous():
-        end = (gradient.storage_offset() + gradient.numel()) * gradient.itemsize
-        if gradient.untyped_storage().nbytes() >= end:
-            return
-    if flaw := _lacking_values(gradient):
-        raise TypeError(f"the gradient of {name} is {flaw}")
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
 
 
 def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.torch.optimizer_list import name_of
-from gradwire.torch.parameters import NamedTensor, local_of
+from gradwire.torch.parameters import NamedTensor
 from gradwire.torch.staging.moves import checksums_of
+from gradwire.torch.tensor_memory import local_of
 
 
 class ModuleHook:

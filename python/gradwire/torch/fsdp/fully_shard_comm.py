@@ -35,9 +35,10 @@ from gradwire.torch.network.failure import FailureBoard
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
-from gradwire.torch.parameters import NamedShape, local_of, named_parameters
+from gradwire.torch.parameters import NamedShape, named_parameters
 from gradwire.torch.staging.moves import moved
 from gradwire.torch.stats import Stats
+from gradwire.torch.tensor_memory import local_of
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
 
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves

@@ -24,9 +24,10 @@ from gradwire.torch.optimizers.late_momentum import momentum_of_each
 from gradwire.torch.optimizers.local_rules import LocalRules, describe_lost_eps
 from gradwire.torch.optimizers.replica import Replica, most_bytes
 from gradwire.torch.optimizers.weights_watch import WeightsWatch
-from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors
+from gradwire.torch.parameters import OptionsText, ordinary_tensors
 from gradwire.torch.staging.moves import moved, overwrite
 from gradwire.torch.stats import StepCounters
+from gradwire.torch.tensor_memory import local_of
 
 Exchange = Callable[["Peers"], None]
 

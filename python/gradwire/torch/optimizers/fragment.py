@@ -29,6 +29,7 @@ from gradwire.torch.optimizers.replica import ReplicaBucket
 from gradwire.torch.parameters import NamedTensor, ordinary_tensors, wide_of
 from gradwire.torch.staging.moves import Shelf, overwrite
 from gradwire.torch.stats import StepCounters
+from gradwire.torch.tensor_memory import in_order_of
 
 _NOTES = 3  # values
 EQUALLY_OFTEN = (
@@ -266,7 +267,7 @@ class Fragment:
             if self.outer is None:
                 anchor.sub_(average)
             elif place not in unused:
-                anchor.grad = average
+                anchor.grad = in_order_of(anchor, average)
         if self.outer is not None:
             self.outer.step()
             for anchor in self.anchors:

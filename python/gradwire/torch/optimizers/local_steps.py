@@ -44,11 +44,8 @@ from gradwire.torch.optimizers.late_momentum import check_momentum, without_mome
 from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import (
-    ordinary_tensors,
-    require_dense,
-    require_memory,
-)
+from gradwire.torch.parameters import ordinary_tensors, require_dense
+from gradwire.torch.tensor_memory import require_memory
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     as_one,

@@ -27,7 +27,6 @@ from gradwire.torch.parameters import (
     all_finite,
     device_of,
     group_of_shards,
-    local_of,
     name_parameters,
     named_buffers,
     named_parameters,
@@ -38,6 +37,7 @@ from gradwire.torch.parameters import (
 )
 from gradwire.torch.shared_parameters import SharedParameters
 from gradwire.torch.staging.moves import pack, unpack
+from gradwire.torch.tensor_memory import local_of
 from gradwire.torch.wrapping_optimizer import DEVICES, step_of_copy
 
 BESIDE = "(statistics of the gradient)"
@@ -129,11 +129,11 @@ class Replica:
     def tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """Kind, name and values of all tensors that ranks have in common at the beginning."""
         places = {
-            "parameter": [(n, local_of(p).detach()) for n, p in named_parameters(self.model)],
+            "parameter": [(n, local_of(p)) for n, p in named_parameters(self.model)],
             "buffer": named_buffers(self.model),
         }
         return [
-            (kind, name, tensor)
+            (kind, name, tensor.detach())
             for kind, named in places.items()
             for name, tensor in tensors_in_common(self.model, kind, named)
         ]

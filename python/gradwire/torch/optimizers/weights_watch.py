@@ -9,7 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire.torch.optimizers.fragment import Fragment
-from gradwire.torch.parameters import local_of, ordinary_tensors
+from gradwire.torch.parameters import ordinary_tensors
+from gradwire.torch.tensor_memory import local_of
 from gradwire.torch.wrapping_optimizer import describe_weights
 
 _NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long

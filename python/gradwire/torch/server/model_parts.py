@@ -14,12 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch.network.transport import Bytes
-from gradwire.torch.parameters import (
-    Options,
-    copy_gradient,
-    ordinary_tensors,
-    split_like,
-)
+from gradwire.torch.parameters import Options, copy_gradient, ordinary_tensors, split_like
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     UnusedOfWorkers,
@@ -31,6 +26,7 @@ from gradwire.torch.server.server_plan import PartPlan, ServerPlan
 from gradwire.torch.shared_parameters import mark_of
 from gradwire.torch.staging.moves import moved, overwrite, pack
 from gradwire.torch.staging.stage import Stage
+from gradwire.torch.tensor_memory import in_order_of
 
 Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
 Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -323,7 +319,7 @@ class ServerPart(Part[ServerSide]):
             apply_options(optimizer.param_groups, options)
         self._put(self._rank)
         for name, tensor, values, _ in self.own:
-            tensor.grad = None if name in unused else values
+            tensor.grad = None if name in unused else in_order_of(tensor, values)
         with _only(optimizer, self.own):
             optimizer.step()
         for (_, tensor, values, _), before in zip(self.own, self._before, strict=True):
