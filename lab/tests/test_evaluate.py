@@ -305,20 +305,21 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     assert done.json == {"evaluations": [empty], "failed": 0}
     text = (tmp_path / "qsgd.md").read_text()
     assert "No run is there yet." in text
-    assert ", 0 are there.**" in text
+    assert ", none are there" in text
     assert "What agrees" not in text
 
 
 def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
     stored(tmp_path / "runs", ArmRun(arm("gpt", "raw"), 0))
     (tmp_path / "qsgd").mkdir()
-    quoting = "- Four bits end at {Table 1 and figure 3: lstm; 32 bit; held-out loss}.\n"
+    cell = "{Table 1 and figure 3: lstm; 32 bit; held-out loss}"
+    quoting = f"- **Bits**: four are enough. They end at {cell}.\n"
     (tmp_path / "qsgd" / page.FINDINGS).write_text(quoting)
     (tmp_path / "qsgd" / page.REFEREE).write_text("The models are small.\n")
     run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
     text = (tmp_path / "qsgd.md").read_text()
     head = "## What agrees with the paper, and what does not"
-    assert f"No run is there yet.\n\n{head}\n\n- Four bits end at not run.\n\n## Table 1" in text
+    assert f"No run is there yet.\n\n{head}\n\n- **Bits**: four are enough.\n\n## Table 1" in text
     assert "## What a referee would still say\n\nThe models are small.\n\n```" in text
 
 
@@ -329,10 +330,11 @@ def test_a_quote_is_a_cell_of_a_table() -> None:
         "Table 2": "",
     }
     text = (
-        "- **One**: {Table 1; x y; b}, and\n  {Table 1: all; z;\n  b} in {Table 2; x; y}.\n\n"
+        "- **One**: {Table 1; x y; b}, and\n  {Table 1: all; z;\n  b}. Not {Table 2; x; y}.\n"
+        "- Neither {Table 1; x y; c}.\n\n"
         "| t |\nend"
     )
-    filled = "- **One**: 1 ± 2, and 4 in\n  not run.\n\n| t |\nend"
+    filled = "- **One**: 1 ± 2, and 4.\n\n| t |\nend"
     assert quotes.fill(text, tables, 28) == filled
     for wrong in ("{Table; x y; b}", "{Table 1; w; b}", "{Table 1; z; d}", "{Figure; z; d}"):
         with pytest.raises(ValueError, match=r"called|no table has a row"):
@@ -348,6 +350,18 @@ def test_several_seeds_have_an_interval() -> None:
     )
     assert found.text(MLP) == "50.50% ± 6.36", "12.71 times 0.5 points"
     assert found.difference(other, MLP) == "+0.00 ± 0.00"
+
+
+def test_the_hours_of_what_is_missing() -> None:
+    runs = {0: RunResult.read(made(ArmRun(MLP, 0))["results"][0])}
+    twice, other = arm("mlp", "int8", seeds=2), arm("lenet", "raw")
+    settings = {one: one.settings(0, TINY) for one in (MLP, twice, other)}
+    settings[twice] = replace(settings[twice], steps=2 * settings[MLP].steps)
+    found = Found({MLP: runs}, settings)
+    whole = runs[0].measured_seconds / 3600
+    assert found.hours_left([MLP]) == pytest.approx((MLP.seeds - 1) * whole)
+    assert found.hours_left([MLP, twice]) == pytest.approx((MLP.seeds + 3) * whole)
+    assert found.hours_left([other]) is None
 
 
 def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:

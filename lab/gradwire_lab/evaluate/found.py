@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -140,6 +140,28 @@ class Found:
     def seconds_of_runs(self, arm: Arm) -> list[float]:
         """The measured time of a step in each run."""
         return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
+
+    def hours_left(self, arms: Sequence[Arm]) -> float | None:
+        """The hours of the runs of these arms that are not there, by the time that a step of a
+        worker took in runs of the same model, and of the same exchange if there are any. None where
+        none are there.
+        """
+        hours = 0.0
+        for arm in arms:
+            own = self.settings[arm]
+            of_model = [one for one in self.results if self.settings[one].model == own.model]
+            alike = [one for one in of_model if self.settings[one].exchange == own.exchange]
+            seconds = [
+                second / self.settings[one].workers
+                for one in alike or of_model
+                for second in self.seconds_of_runs(one)
+            ]
+            missing = arm.seeds - min(len(self.runs(arm)), arm.seeds)
+            if missing and not seconds:
+                return None
+            if missing:
+                hours += missing * own.steps * own.workers * median(seconds) / 3600
+        return hours
 
     def speed_up(self, arm: Arm, base: Arm) -> str:
         own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)

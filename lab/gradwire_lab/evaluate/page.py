@@ -48,7 +48,7 @@ def write(
         wanted = sum(one.seeds for one in experiment.arms)
         text = f"{experiment.about} {_describe([found.settings[one] for one in experiment.arms])}"
         if there < wanted:
-            text += f" **Of {wanted} runs, {there} are there.**"
+            text += _missing(wanted, there, found.hours_left(experiment.arms))
         parts += [f"## {experiment.title}", _filled(text)]
         if not there:
             continue
@@ -65,6 +65,11 @@ def write(
     parts = [*about, *first, *parts, *last, f"```console\n$ {command}\n```"]
     write_text(path, "\n\n".join(part for part in parts if part))
     return [path, *written]
+
+
+def _missing(wanted: int, there: int, hours: float | None) -> str:
+    time = "" if hours is None else f"; the others take some {hours:.2g} h of a core"
+    return f" **Of {wanted} runs, {there or 'none'} are there{time}.**"
 
 
 def _own_text(path: Path, tables: Mapping[str, str]) -> list[str]:

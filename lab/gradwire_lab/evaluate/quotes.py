@@ -11,6 +11,8 @@ from gradwire_lab.evaluate.found import MISSING
 
 _QUOTE = re.compile(r"\{([^{};]+);([^{};]+);([^{};]+)\}")
 _ITEM = "- "
+_HOLE = "\0"  # a cell of a run that is not there
+_SENTENCES = re.compile(r"(?:(?<=[.!?])|(?<=\.\*\*)) (?=[A-Z*`{\0])")
 
 
 def fill(text: str, tables: Mapping[str, str], columns: int) -> str:
@@ -19,7 +21,8 @@ def fill(text: str, tables: Mapping[str, str], columns: int) -> str:
     Args:
         text: Paragraphs and lists in Markdown, and tables, whose lines stay as they are.
         tables: By the titles of experiments; "" where none of its runs is there. A quote has a
-            title or its beginning, the first cell of a row, and a head; an empty cell is MISSING.
+            title or its beginning, the first cell of a row, and a head. A sentence is left out if
+            the run of a cell in it is missing, and an item if its sentences are.
         columns: The longest line.
 
     Raises:
@@ -32,7 +35,8 @@ def fill(text: str, tables: Mapping[str, str], columns: int) -> str:
         if len(named) != 1:
             raise ValueError(f"{len(named)} experiments are called '{title}'")
         found = tables[named[0]]
-        return _cell(found, row, column) if found else MISSING
+        text = _cell(found, row, column) if found else ""
+        return _HOLE if MISSING in text or not text else text
 
     return "\n".join(_wrapped(_QUOTE.sub(cell, text), columns)).strip()
 
@@ -48,7 +52,7 @@ def _cell(table: str, row: str, column: str) -> str:
         if set(cells[:1]) == {"---"}:  # the line below the heads
             place = before.index(column) if column in before else None
         elif place is not None and cells[:1] == [row]:
-            return cells[place] or MISSING
+            return cells[place]
     raise ValueError(f"no table has a row '{row}' and a column '{column}'")
 
 
@@ -59,16 +63,23 @@ def _wrapped(text: str, columns: int) -> Iterable[str]:
         stands = not line.strip() or line.lstrip().startswith("|")
         if block and (stands or line.startswith(_ITEM)):
             indent = "  " if block[0].startswith((_ITEM, "  ")) else ""
-            yield textwrap.fill(
-                " ".join(map(str.strip, block)),
-                columns,
-                initial_indent="" if block[0].startswith(_ITEM) else indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            first = _ITEM if block[0].startswith(_ITEM) else indent
+            if said := _without_holes(" ".join(map(str.strip, block)).removeprefix(_ITEM)):
+                yield textwrap.fill(
+                    said,
+                    columns,
+                    initial_indent=first,
+                    subsequent_indent=indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
             block = []
         if stands:
             yield line
         else:
             block.append(line)
+
+
+def _without_holes(text: str) -> str:
+    """The sentences whose cells are all there."""
+    return " ".join(part for part in _SENTENCES.split(text) if _HOLE not in part)
