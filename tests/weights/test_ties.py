@@ -3,6 +3,9 @@ dictionary is of a model's tensors."""
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
+from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, changes, diff, patch
 from states import assert_same
 
 State = dict[str, Any]
@@ -155,3 +158,63 @@ def test_the_dictionary_of_a_model_may_have_others(tmp_path: Path) -> None:
     subscriber.fetch()
     subscriber.apply_(model.state_dict())
     assert (model.b.tolist(), model.c.tolist()) == ([1.0] * 4, [0.0] * 4)
+
+
+def write_changes(target: State, found: Iterable[tuple[str, Any, Any]]) -> None:
+    for name, indices, new in found:
+        numel = len(indices) if name not in target else target[name].numel()
+        target.setdefault(name, torch.zeros(numel)).view(-1)[indices] = new
+
+
+@pytest.mark.parametrize("kind", UNTIED)
+@pytest.mark.parametrize("apart", [False, True])
+def test_changes_have_each_name(kind: str, apart: bool) -> None:
+    """Also where they are written into the tensors themselves, as they come."""
+    first, *later = UNTIED[kind]
+    target = {name: one.clone() for name, one in first.items()} if apart else first
+    states = [first, *later, first, first] if apart else [first, tied(5, *first)]
+    for old, new in itertools.pairwise(states):
+        write_changes(target, changes(target, diff(old, new)))
+        assert_same(target, new)
+
+
+def test_changes_of_a_tensor_that_is_tied_later(tmp_path: Path) -> None:
+    publisher, subscriber = Publisher(tmp_path), Subscriber(tmp_path)
+    target: State = {}
+    for state in ({"a": values(1), "b": values(2)}, tied(1, "a", "b"), tied(3, "a", "b")):
+        publisher.publish(state)
+        subscriber.fetch()
+        found = {name: one.clone() for name, one in target.items()}
+        write_changes(found, subscriber.changes(target))
+        subscriber.apply_(target)
+        assert_same(found, state)
+
+
+def test_changes_have_nothing_of_parts_that_are_elsewhere(tmp_path: Path) -> None:
+    publisher = [Publisher(tmp_path, rank=r, ranks=2, run="a", patience=60.0) for r in range(2)]
+    subscriber = Subscriber(tmp_path)
+    mine: State = {name: Shard(torch.zeros(2), (2,), (4,)) for name in ("a", "b")}
+    for number in (1, 2):
+        part = torch.tensor([1.0, number])
+        shards = [dict.fromkeys(("a", "b"), Shard(part, (2 * r,), (4,))) for r in range(2)]
+        other = threading.Thread(target=publisher[1].publish, args=(shards[1],))
+        other.start()
+        publisher[0].publish(shards[0])
+        other.join()
+        subscriber.fetch()
+        found = [(name, at.tolist(), new.tolist()) for name, at, new in subscriber.changes(mine)]
+        wanted = ([2, 3], [1.0, 1.0]) if number == 1 else ([3], [2.0])
+        assert sorted(found) == [("a", *wanted), ("b", *wanted)]
+        subscriber.apply_(mine)
+
+
+def test_a_part_that_is_tied_to_one_elsewhere_is_refused(tmp_path: Path) -> None:
+    part = torch.ones(2)
+    Publisher(tmp_path).publish({name: Shard(part, (0,), (4,)) for name in ("a", "b")})
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    mine = {"a": Shard(torch.zeros(0), (4,), (4,)), "b": Shard(torch.zeros(2), (0,), (4,))}
+    with pytest.raises(WeightsError, match="'b@0' is tied to 'a@0', which is not here"):
+        list(subscriber.changes(mine))
+    with pytest.raises(WeightsError, match="'b@0' is tied to 'a@0', which is not here"):
+        subscriber.apply_(mine)

@@ -101,6 +101,19 @@ def test_a_worker_follows_by_sparse_patches(tmp_path: Path) -> None:
         update(engine, 5)
 
 
+def test_patches_have_each_name_of_tied_tensors(tmp_path: Path) -> None:
+    """A worker may have them apart."""
+    model, served = Served(), Served()
+    model.head = model.layer.weight
+    served.head = nn.Parameter(torch.zeros(40, 50, dtype=torch.bfloat16))
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    for version in (1, 2):
+        change(model)
+        publisher.publish(model)
+        assert update(engine, version) == (["begin", "end"] if version == 1 else ["patches"])
+        assert_equal(served, model)
+
+
 @pytest.mark.parametrize("how", ["integers", "nan"])
 def test_what_no_patch_can_say_is_loaded_whole(tmp_path: Path, how: str) -> None:
     model, served = Served(), Served()

@@ -72,7 +72,8 @@ def changes(old: Any, delta: bytes, *, threads: int = 1) -> Iterator[tuple[str, 
 
     Yields:
         The name, the flat indices (int64) and the new values of each tensor that changes, as
-        tensors of PyTorch where `old` has them. All indices of a tensor that is new.
+        tensors of PyTorch where `old` has them. Each name of tied tensors; all indices of a tensor
+        that is new; nothing of parts that are not here.
 
     Raises:
         StaleBaseError: A tensor of `old` is not the one that the delta was made for.
@@ -85,21 +86,36 @@ def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, 
     """As `changes`, of an update that was read."""
     target = Target(old, threads)
     target.check_base(update)
-    for key, blob in update.blobs.items():
-        entry = update.entries[key]
-        view = target.find(entry)
-        if entry.kind == "full" or view is None:
-            values, places = np.frombuffer(blob, np.uint8), np.arange(entry.numel)
+    names: dict[str, list[Entry]] = {}  # of one content; the others are tied to the first
+    for entry in update.entries.values():
+        if not target.is_elsewhere(entry):
+            names.setdefault(entry.to or entry.key, []).append(entry)
+    for key, entries in names.items():
+        origin = update.entries[key]
+        if origin.kind == "same" and len(entries) == 1:
+            continue
+        view = target.find(origin)
+        if origin.kind == "full" or view is None:
+            values = np.frombuffer(update.blobs[key], np.uint8)
         else:
-            before = view.read()
-            values = before.copy()
-            update.apply_delta(key, values, threads)
-            width = max(len(values) // max(entry.numel, 1), 1)
-            rows = (values != before).reshape(-1, width)
-            places = np.flatnonzero(rows.any(axis=1))
-        typed = typed_values(entry.dtype, values, target.use_torch)
-        indices = typed_values("I64", _flat_indices(entry, places).view(np.uint8), target.use_torch)
-        yield entry.name, indices, typed[places]
+            values = view.read().copy()
+            if origin.kind == "delta":
+                update.apply_delta(key, values, threads)
+        # Before the first is yielded, since who takes it may write to the memory of the others.
+        found = [(one, _changed_places(target.find(one), origin, values)) for one in entries]
+        typed = typed_values(origin.dtype, values, target.use_torch)
+        for entry, places in found:
+            if len(places) or origin.kind == "full":
+                flat = _flat_indices(entry, places).view(np.uint8)
+                yield entry.name, typed_values("I64", flat, target.use_torch), typed[places]
+
+
+def _changed_places(view: View | None, origin: Entry, values: Bytes) -> NDArray[np.int64]:
+    """Where the elements of a tensor become others; all of one that is new."""
+    if origin.kind == "full" or view is None:
+        return np.arange(origin.numel)
+    rows = (values != view.read()).reshape(-1, max(len(values) // max(origin.numel, 1), 1))
+    return np.flatnonzero(rows.any(axis=1))
 
 
 def make_update(

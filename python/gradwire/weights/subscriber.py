@@ -187,7 +187,8 @@ class Subscriber:
             target: The tensors of the version in use; they stay as they are.
 
         Yields:
-            The name, the flat indices and the new values of each tensor that changes.
+            The name, the flat indices and the new values of each tensor that changes: each name of
+            tied tensors, and nothing of parts that are not here.
         """
         if self._pending is not None:
             yield from list_changes(target, self._pending, self._threads)

@@ -93,8 +93,12 @@ class Target:
             held[entry.name] += entry.numel if entry.at else 0
         for entry in update.entries.values():
             view = self.find(entry)
-            if self._is_elsewhere(entry):
+            if self.is_elsewhere(entry):
                 continue
+            if entry.to and self.is_elsewhere(update.entries[entry.to]):
+                raise WeightsError(
+                    f"tensor {entry.key!r} is tied to {entry.to!r}, which is not here: receive both"
+                )
             if view is None and entry.kind in ("delta", "same"):
                 self._refuse_base(update, entry, f"the model {self._describe(entry)}")
             if view is None and self._open is None:
@@ -123,7 +127,7 @@ class Target:
                     "have whole tensors, or the shards that the publishers have"
                 )
 
-    def _is_elsewhere(self, entry: Entry) -> bool:
+    def is_elsewhere(self, entry: Entry) -> bool:
         """Whether other ranks hold it: this one has other parts of the tensor, or nothing of it."""
         part = None if entry.key in self._views else self._parts.get(entry.name)
         return part is not None and (bool(entry.at) or not part.numel)
@@ -191,7 +195,7 @@ class Target:
         equal = self._part(update)
         for key in track([key for key in update.blobs if key not in equal]):
             entry = update.entries[key]
-            if self._is_elsewhere(entry):
+            if self.is_elsewhere(entry):
                 continue
             view = self.find(entry) or self._add(entry)
             if entry.kind == "full":
@@ -203,7 +207,7 @@ class Target:
                 update.apply_delta(key, data, self._threads)
             view.write(data)
         for entry in update.entries.values():
-            if entry.kind == "tied" and not self._is_elsewhere(entry):
+            if entry.kind == "tied" and not self.is_elsewhere(entry):
                 self._tie(entry, update.entries[entry.to])
         if self._open is not None:
             named = {entry.name for entry in update.entries.values()}
