@@ -82,8 +82,8 @@ class Target:
                 )
             if not view.is_writable:
                 raise WeightsError(
-                    f"tensor {entry.name!r} cannot be written: it is read-only, or expanded to "
-                    "several elements with one memory. Nothing was changed; give a copy of it"
+                    f"tensor {entry.name!r} cannot be written: it is read-only, or elements of it "
+                    "share memory, as of an expanded one. Nothing was changed; give a copy of it"
                 )
 
     def check_base(self, update: Update) -> None:
@@ -219,16 +219,14 @@ class Target:
         """Raises WeightsError if tensors that share a part of their memory have overwritten each
         other."""
         for key in overlapping(self._views):
-            entry = update.entries.get(key)
-            if entry is None or entry.kind == "tied":
-                continue
-            view = self.find(entry)
-            if view is not None and digest_of(view.read(), self._threads) != entry.digest:
-                raise WeightsError(
-                    f"tensor {key!r} shares a part of its memory with another one here, and they "
-                    f"differ in version {update.version}: the tensors are of no version now. Make "
-                    "the model that this version is of"
-                )
+            for entry in self._entries_of(key, update):
+                view, origin = self.find(entry), update.entries[entry.to or entry.key]
+                if view is not None and digest_of(view.read(), self._threads) != origin.digest:
+                    raise WeightsError(
+                        f"tensor {entry.key!r} shares a part of its memory with another one here, "
+                        f"and they differ in version {update.version}: the tensors are of no "
+                        "version now. Make the model that this version is of"
+                    )
 
     def _is_base(self, view: View, entry: Entry) -> bool:
         return digest_of(view.read(), self._threads) == entry.base
@@ -292,5 +290,4 @@ def _is_open(owner: Any) -> TypeGuard[MutableMapping[str, Any]]:
 
 def _results(entries: Sequence[Entry], update: Update) -> list[tuple[Place, int]]:
     """What the tensor is in the update."""
-    origins = [update.entries[entry.to] if entry.to else entry for entry in entries]
-    return sorted((one.at, origin.digest) for one, origin in zip(entries, origins, strict=True))
+    return sorted((one.at, update.entries[one.to or one.key].digest) for one in entries)

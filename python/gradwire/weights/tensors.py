@@ -87,28 +87,47 @@ class View:
     @property
     def memory(self) -> tuple[Any, ...]:
         """The same for two tensors that are the same memory, seen in the same way."""
-        strides = self.values.stride() if is_torch(self.values) else self.values.strides
         where = str(self.values.device) if is_torch(self.values) else "cpu"
-        return where, _address(self.values), self.dtype, self.shape, tuple(strides)
+        return where, _address(self.values), self.dtype, self.shape, self._axes
 
     @property
     def span(self) -> tuple[str, int, int]:
         """Its device, and the addresses of its first byte and behind its last one."""
-        values = self.values
-        width = values.element_size() if is_torch(values) else values.itemsize
-        where, address, _, _, strides = self.memory
-        if is_torch(values):
-            strides = tuple(width * stride for stride in strides)
-        reach = [(n - 1) * stride for n, stride in zip(values.shape, strides, strict=True)]
+        where, address, *_ = self.memory
+        reach = [(n - 1) * stride for n, stride in self._axes]
         before, after = (sum(sign * max(sign * r, 0) for r in reach) for sign in (-1, 1))
-        return where, address + before, address + after + width
+        return where, address + before, address + after + self.values.itemsize
 
     @property
     def is_writable(self) -> bool:
-        if not is_torch(self.values):
-            return bool(self.values.flags.writeable or not self.values.size)
-        strides = zip(self.values.shape, self.values.stride(), strict=True)
-        return not self.values.numel() or all(n < 2 or stride for n, stride in strides)
+        """Whether its elements can be written, and share no memory."""
+        if not prod(self.values.shape):
+            return True
+        return (is_torch(self.values) or self.values.flags.writeable) and not self._overlaps()
+
+    def _overlaps(self) -> bool:
+        """Whether elements share memory."""
+        width = reach = self.values.itemsize
+        axes = sorted((abs(stride), n) for n, stride in self._axes if n > 1)
+        is_plain = True  # each stride is beyond the reach of those below it
+        for stride, n in axes:
+            is_plain = is_plain and stride >= reach
+            reach += (n - 1) * stride
+        if is_plain or axes[0][0] < width or reach < width * prod(self.values.shape):
+            return not is_plain
+        places = np.zeros(1, np.int64)
+        for stride, n in axes:
+            places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
+        return bool((np.diff(np.sort(places)) < width).any())
+
+    @property
+    def _axes(self) -> tuple[tuple[int, int], ...]:
+        """The length and the stride in bytes of each dimension."""
+        if is_torch(self.values):
+            strides = [self.values.itemsize * stride for stride in self.values.stride()]
+        else:
+            strides = self.values.strides
+        return tuple(zip(self.values.shape, strides, strict=True))
 
     def is_same_memory(self, other: View | None) -> bool:
         """Whether the other view, which was made later, is of the same memory."""
