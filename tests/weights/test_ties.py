@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +218,42 @@ def test_a_part_that_is_tied_to_one_elsewhere_is_refused(tmp_path: Path) -> None
         list(subscriber.changes(mine))
     with pytest.raises(WeightsError, match="'b@0' is tied to 'a@0', which is not here"):
         subscriber.apply_(mine)
+
+
+NUMBERS = torch.tensor([1 + 2j, 3 - 4j])
+NO_TIES: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
+    "conjugate": (NUMBERS, NUMBERS.conj()),
+    "imaginary part": (NUMBERS.imag, NUMBERS.conj().imag),
+    "negative": (NUMBERS.real, torch._neg_view(NUMBERS.real)),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TIES)
+def test_other_values_of_one_memory_are_no_tie(tmp_path: Path, kind: str) -> None:
+    one, other = NO_TIES[kind]
+    state: State = {"a": one, "b": other}
+    target: State = {}
+    patched: State = {}
+    Publisher(tmp_path).publish(state)
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    patch(patched, diff({}, state))
+    wanted = {"a": one.clone(), "b": other.resolve_conj().resolve_neg().clone()}
+    assert_same(target, wanted)
+    assert_same(patched, wanted)
+    assert {name: new.tolist() for name, _, new in changes({}, diff({}, state))} == {
+        name: values.tolist() for name, values in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("view", [torch.conj, torch._neg_view])
+def test_other_values_of_one_memory_are_received(view: Callable[[Any], torch.Tensor]) -> None:
+    """If they fit together; otherwise both would be wrong without a word."""
+    memory = torch.zeros(2, dtype=torch.complex64)
+    target = {"a": memory, "b": view(memory)}
+    patch(target, diff({}, {"a": NUMBERS, "b": view(NUMBERS)}))
+    assert torch.equal(target["a"], NUMBERS)
+    assert torch.equal(target["b"], view(NUMBERS))
+    with pytest.raises(WeightsError, match=r"'[ab]' shares a part of its memory"):
+        patch(target, diff({}, {"a": NUMBERS, "b": NUMBERS}))

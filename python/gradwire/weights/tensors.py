@@ -87,8 +87,10 @@ class View:
     @property
     def memory(self) -> tuple[Any, ...]:
         """The same for two tensors that are the same memory, seen in the same way."""
-        where = str(self.values.device) if is_torch(self.values) else "cpu"
-        return where, _address(self.values), self.dtype, self.shape, self._axes
+        values, where, signs = self.values, "cpu", (False, False)
+        if is_torch(values):
+            where, signs = str(values.device), (values.is_conj(), values.is_neg())
+        return where, _address(values), self.dtype, self.shape, self._axes, signs
 
     @property
     def span(self) -> tuple[str, int, int]:
