@@ -257,3 +257,31 @@ def test_other_values_of_one_memory_are_received(view: Callable[[Any], torch.Ten
     assert torch.equal(target["b"], view(NUMBERS))
     with pytest.raises(WeightsError, match=r"'[ab]' shares a part of its memory"):
         patch(target, diff({}, {"a": NUMBERS, "b": NUMBERS}))
+
+
+def fused(number: float) -> State:
+    """As a model has them: a tensor, names for it, parts of it, and windows that overlap."""
+    whole = torch.arange(8.0)
+    whole[1::4] = number
+    return {"q": whole[:4], "all": whole, "same": whole, "k": whole[2:6], "neg": neg(whole)}
+
+
+def neg(values: torch.Tensor) -> torch.Tensor:
+    return torch._neg_view(values)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tensors_with_memory_in_common_follow(tmp_path: Path, order: int) -> None:
+    """A delta's base is what the tensor was before any of them was written."""
+    publisher, subscriber, target = Publisher(tmp_path), Subscriber(tmp_path), fused(0)
+    for number in (1, 2, 3):
+        state = fused(number)
+        publisher.publish({name: state[name] for name in list(state)[::order]})
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert_same(target, {name: one.resolve_neg() for name, one in state.items()})
+        assert target["all"].data_ptr() == target["q"].data_ptr()
+    parts = {name: Shard(one, (0,), one.shape) for name, one in fused(4).items()}
+    before = {name: Shard(one, (0,), one.shape) for name, one in target.items()}
+    patch(target, diff(before, parts))
+    assert_same(target, {name: one.resolve_neg() for name, one in fused(4).items()})

@@ -193,6 +193,11 @@ class Target:
     def write(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted. track: sees the tensors that change."""
         equal = self._part(update)
+        bases = {  # writing others changes them
+            entry.key: view.read().copy()
+            for entry, view in self._overlapping(update)
+            if entry.kind == "delta"
+        }
         for key in track([key for key in update.blobs if key not in equal]):
             entry = update.entries[key]
             if self.is_elsewhere(entry):
@@ -201,7 +206,7 @@ class Target:
             if entry.kind == "full":
                 data = np.frombuffer(update.blobs[key], np.uint8)
             else:
-                data = view.read()
+                data = bases[key] if key in bases else view.read()
                 if not data.flags.writeable:
                     data = data.copy()
                 update.apply_delta(key, data, self._threads)
@@ -218,15 +223,21 @@ class Target:
     def _check_shared(self, update: Update) -> None:
         """Raises WeightsError if tensors that share a part of their memory have overwritten each
         other."""
+        for entry, view in self._overlapping(update):
+            origin = update.entries[entry.to or entry.key]
+            if digest_of(view.read(), self._threads) != origin.digest:
+                raise WeightsError(
+                    f"tensor {entry.key!r} shares a part of its memory with another one here, and "
+                    f"they differ in version {update.version}: the tensors are of no version now. "
+                    "Make the model that this version is of"
+                )
+
+    def _overlapping(self, update: Update) -> Iterator[tuple[Entry, View]]:
+        """The tensors here that perhaps share a part of their memory with others."""
         for key in overlapping(self._views):
             for entry in self._entries_of(key, update):
-                view, origin = self.find(entry), update.entries[entry.to or entry.key]
-                if view is not None and digest_of(view.read(), self._threads) != origin.digest:
-                    raise WeightsError(
-                        f"tensor {entry.key!r} shares a part of its memory with another one here, "
-                        f"and they differ in version {update.version}: the tensors are of no "
-                        "version now. Make the model that this version is of"
-                    )
+                if view := self.find(entry):
+                    yield entry, view
 
     def _is_base(self, view: View, entry: Entry) -> bool:
         return digest_of(view.read(), self._threads) == entry.base

@@ -274,14 +274,16 @@ def tied_names(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
 
 def overlapping(views: Mapping[str, View]) -> Iterator[str]:
     """The keys of tensors in whose reach of memory others begin, but for those that are tied."""
-    spans = {view.memory: (view.span, key) for key, view in views.items() if prod(view.shape)}
-    last: tuple[tuple[str, int, int], str] | None = None
-    for span, key in sorted(spans.values()):
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for key, view in views.items():
+        if prod(view.shape):
+            names.setdefault(view.memory, []).append(key)
+    last: tuple[tuple[str, int, int], list[str]] | None = None
+    for span, keys in sorted((views[keys[0]].span, keys) for keys in names.values()):
         if last is not None and span[0] == last[0][0] and span[1] < last[0][2]:
-            yield last[1]
-            yield key
+            yield from [*last[1], *keys]
         if last is None or span[0] != last[0][0] or span[2] > last[0][2]:
-            last = span, key
+            last = span, keys
 
 
 def _view(name: str, values: Any, receives: bool) -> View | None:
