@@ -90,3 +90,22 @@ def test_what_is_no_signed_float_is_no_dtype(tmp_path: Path, dtype: str) -> None
     """float8_e8m0fnu has neither a sign nor a zero."""
     with pytest.raises(WeightsError, match="floats are published as one of bfloat16, float16"):
         Publisher(tmp_path, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16"), "float16", torch.float16])
+def test_a_dtype_may_be_of_numpy(tmp_path: Path, dtype: Any) -> None:
+    Publisher(tmp_path, dtype=dtype).publish({"w": torch.ones(3)})
+    assert received(tmp_path)["w"].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (np.int8, "dtype=int8: floats are published as one of"),
+        (float, "dtype float is not supported; take one of"),
+        (32, "dtype 32 is not supported; take one of"),
+    ],
+)
+def test_another_dtype_is_refused_by_name(tmp_path: Path, dtype: Any, said: str) -> None:
+    with pytest.raises(WeightsError, match=said):
+        Publisher(tmp_path, dtype=dtype)

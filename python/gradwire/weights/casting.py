@@ -33,7 +33,7 @@ def target_named(dtype: Any) -> str:
     found = dtype_named(dtype)
     if found not in _TARGETS:
         names = ", ".join(PROGRAMS[name] for name in sorted(_TARGETS))
-        raise WeightsError(f"dtype={dtype}: floats are published as one of {names}")
+        raise WeightsError(f"dtype={PROGRAMS[found]}: floats are published as one of {names}")
     return found
 
 

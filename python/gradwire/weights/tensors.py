@@ -217,7 +217,7 @@ def _checked_name(own: Any, rename: Callable[[str], str]) -> str:
 
 def dtype_named(dtype: Any) -> str:
     """The safetensors dtype of a NumPy or PyTorch dtype, or of its name."""
-    text = str(dtype).removeprefix("torch.")
+    text = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")  # np.float16 is a class
     found = _NAMES.get(text) or _NAMES.get(getattr(dtype, "name", text))
     if found is None:
         raise WeightsError(
