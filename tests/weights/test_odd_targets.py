@@ -14,6 +14,8 @@ import pytest
 import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
@@ -215,10 +217,50 @@ def test_a_part_alone_makes_no_whole_tensor(tmp_path: Path) -> None:
     assert mine["w"].values.tolist() == [1.0, 1.0]
 
 
-def test_nested_tensors_are_refused(tmp_path: Path) -> None:
-    ragged = [torch.ones(2), torch.ones(3)]
-    with pytest.raises(WeightsError, match="'x' is nested"):
-        Publisher(tmp_path).publish({"x": torch.nested.nested_tensor(ragged, layout=torch.jagged)})
+RAGGED = [torch.ones(2), torch.ones(3)]
+NOT_PLAIN: dict[str, tuple[Callable[[], Any], str]] = {
+    "sparse": (lambda: torch.eye(4).to_sparse(), "torch.sparse_coo, .* take its to_dense"),
+    "CSR": (lambda: torch.eye(4).to_sparse_csr(), "torch.sparse_csr, .* take its to_dense"),
+    "BSC": (lambda: torch.eye(4).to_sparse_bsc((2, 2)), "torch.sparse_bsc, .* take its to_dense"),
+    "opaque": (lambda: torch.eye(4).to_mkldnn(), "torch._mkldnn, .* take its to_dense"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8),
+        "torch.qint8, .* take its dequantize",
+    ),
+    "nested": (lambda: torch.nested.nested_tensor(RAGGED), r"nested: take its values\(\)"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor(RAGGED, layout=torch.jagged),
+        r"nested: take its values\(\)",
+    ),
+    "lazy": (UninitializedParameter, "is lazy, and has no shape yet"),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.eye(4)), "on cpu; load its values"),
+    "meta": (lambda: torch.eye(4, device="meta"), "on meta; load its values"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_tensors_without_plain_values_are_refused(kind: str, tmp_path: Path) -> None:
+    make, said = NOT_PLAIN[kind]
+    publisher = Publisher(tmp_path)
+    for values in (make(), Shard(make(), (0, 0), (8, 4))):
+        for do in (publisher.publish, lambda state: diff({}, state), lambda state: diff(state, {})):
+            with pytest.raises(WeightsError, match=f"tensor 'x' .*{said}"):
+                do({"x": values})
+    publisher.publish({"x": torch.ones(4, 4)})
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match=f"tensor 'x' .*{said}"):
+        list(subscriber.changes({"x": make()}))
+    with pytest.raises(WeightsError, match=f"tensor 'x' .*{said}"):
+        subscriber.apply_({"x": make()})
+
+
+def test_a_model_that_has_no_shape_yet_is_refused(tmp_path: Path) -> None:
+    said = "'weight' is lazy, and has no shape yet: let the model have an input"
+    with pytest.raises(WeightsError, match=said):
+        Publisher(tmp_path).publish(nn.LazyLinear(3))
+    with pytest.raises(WeightsError, match=said):
+        patch(nn.LazyLinear(3), diff({}, nn.Linear(2, 3)))
 
 
 def made_of_tensors() -> Any:

@@ -16,6 +16,7 @@ from gradwire.errors import missing
 from gradwire.tensor_dtypes import SAFETENSORS_BITS
 from gradwire.weights.errors import WeightsError
 
+from gradwire.weights.plain import plain_tensor
 Bytes = NDArray[np.uint8]
 Place = tuple[int, ...]
 
@@ -300,19 +301,7 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
             return None
         values, at, whole = sharded
     if is_torch(values):
-        values = values.detach()
-        if values.is_nested:
-            raise WeightsError(f"tensor {name!r} is nested: publish its values() and offsets()")
-        if _is_made_of_tensors(values):
-            raise WeightsError(
-                f"tensor {name!r} is a {type(values).__name__}, which is made of other tensors: "
-                "publish these"
-            )
-        if values.is_meta or values.is_sparse or values.is_quantized:
-            raise WeightsError(
-                f"tensor {name!r} has no plain values: it is {values.dtype}, {values.layout}, on "
-                f"{values.device}"
-            )
+        values = plain_tensor(name, values)
     elif isinstance(values, np.ma.MaskedArray):
         raise WeightsError(
             f"tensor {name!r} is a masked array, and a mask cannot be published: give its "
@@ -343,11 +332,14 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
     return view
 
 
-def _is_made_of_tensors(values: Any) -> bool:
-    from torch.masked import MaskedTensor
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    return isinstance(values, MaskedTensor) or is_traceable_wrapper_subclass(values)
+def _integers(name: str, given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, given))
+    except TypeError:
+        raise WeightsError(
+            f"tensor {name!r}: a part has its place and the whole shape as lists of integers, not "
+            f"{given!r}"
+        ) from None
 
 
 def _shard_of(name: str, values: Any, receives: bool) -> tuple[Any, Place, tuple[int, ...]] | None:
