@@ -170,6 +170,10 @@ def test_interleaved_tensors_share_no_element(tmp_path: Path) -> None:
             r"'w' is F32 \[6\] for a rank, and F32 \[8\] for another",
         ),
         (
+            ({"w": Shard(torch.ones(3), (0,), (6,))}, {"w@0": torch.ones(3)}),
+            "two tensors have the name 'w@0'.* no name of another tensor",
+        ),
+        (
             (Shard(torch.ones(3), (0,), (6,)), Shard(torch.ones(3).half(), (3,), (6,))),
             r"'w' is F32 \[6\] for a rank, and F16 \[6\]",
         ),
@@ -186,18 +190,19 @@ def test_parts_that_do_not_fit_are_not_published(
     publishers = [
         Publisher(tmp_path, rank=rank, ranks=2, run="a", patience=60.0) for rank in range(2)
     ]
+    states = [one if isinstance(one, dict) else {"w": one} for one in parts]
     errors: list[WeightsError] = []
 
     def publish() -> None:
         try:
-            publishers[1].publish({"w": parts[1]})
+            publishers[1].publish(states[1])
         except WeightsError as error:
             errors.append(error)
 
     other = threading.Thread(target=publish)
     other.start()
     with pytest.raises(WeightsError, match=said):
-        publishers[0].publish({"w": parts[0]})
+        publishers[0].publish(states[0])
     other.join()
     assert re.search(said, str(errors[0]))
     assert Subscriber(tmp_path).fetch() is None
@@ -261,6 +266,65 @@ def test_a_model_that_has_no_shape_yet_is_refused(tmp_path: Path) -> None:
         Publisher(tmp_path).publish(nn.LazyLinear(3))
     with pytest.raises(WeightsError, match=said):
         patch(nn.LazyLinear(3), diff({}, nn.Linear(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("at", "whole"),
+    [((0.0,), (4,)), ((0,), (4.0,)), (0, (4,)), ("0", (4,)), ((0,), 4), ((None,), (4,))],
+)
+def test_places_of_parts_are_integers(at: Any, whole: Any, tmp_path: Path) -> None:
+    said = "'w': a part has its place and the whole shape as lists of integers, not"
+    state = {"w": Shard(torch.ones(2), at, whole)}
+    with pytest.raises(WeightsError, match=said):
+        Publisher(tmp_path).publish(state)
+    with pytest.raises(WeightsError, match=said):
+        patch(state, diff({}, {"w": torch.ones(4)}))
+
+
+@pytest.mark.parametrize(("at", "whole"), [((), (4,)), ((0,), ()), ((0, 0), (4, 4)), ((3,), (4,))])
+def test_parts_that_are_not_within_the_whole_are_refused(at: Any, whole: Any) -> None:
+    with pytest.raises(WeightsError, match=r"'w': a part of shape \[2\] at .* is not within"):
+        diff({}, {"w": Shard(torch.ones(2), at, whole)})
+
+
+def test_integers_of_numpy_are_places(tmp_path: Path) -> None:
+    at: Any = np.array([2])
+    whole: Any = (np.uint8(4),)
+    target = {"w": Shard(torch.zeros(2), at, whole)}
+    Publisher(tmp_path).publish({"w": Shard(torch.ones(2), at, whole)})
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert target["w"].values.tolist() == [1, 1]
+
+
+def test_no_part_has_the_name_of_another_tensor(tmp_path: Path) -> None:
+    part, other = Shard(torch.ones(2), (0,), (4,)), torch.zeros(2)
+    said = "two tensors have the name 'w@0'.* no name of another tensor"
+    for state in ({"w": part, "w@0": other}, {"w@0": other, "w": part}):
+        with pytest.raises(WeightsError, match=said):
+            Publisher(tmp_path).publish(state)
+        with pytest.raises(WeightsError, match=said):
+            diff({}, state)
+    with pytest.raises(WeightsError, match=said):
+        Publisher(tmp_path, rename=lambda _: "w").publish({"a": part, "b": part})
+    target = {"w": Shard(torch.zeros(2), (0,), (4,))}
+    patch(target, diff({}, {"w@0": torch.ones(2)}))
+    assert list(target) == ["w@0"]
+
+
+def test_a_part_of_another_whole_is_new(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    for whole in (4, 2):
+        publisher.publish({"w": Shard(torch.ones(2), (0,), (whole,))})
+        subscriber, target = Subscriber(tmp_path), {"w": Shard(torch.zeros(2), (0,), (3,))}
+        subscriber.fetch()
+        with pytest.raises(WeightsError, match=r"'w': version \d has"):
+            subscriber.apply_(target)
+    tensors: dict[str, Any] = {}
+    subscriber.fetch()
+    subscriber.apply_(tensors)
+    assert tensors["w"].tolist() == [1, 1]
 
 
 def made_of_tensors() -> Any:

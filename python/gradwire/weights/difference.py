@@ -133,8 +133,8 @@ def make_update(
             into.add(tied_entry(view, tied[key]))
             continue
         old = before.get(key)
-        fits = old is not None and (old.dtype, old.shape) == (view.dtype, view.shape)
-        into.add(*encode(view, old.read() if old is not None and fits else None, threads))
+        base = old.read() if old is not None and old.form == view.form else None
+        into.add(*encode(view, base, threads))
     return into
 
 

@@ -253,8 +253,7 @@ class Publisher:
                 continue
             view = cast(view, self._dtype)
             before, copy = entries.get(key), copies.get(key)
-            fits = before is not None and (before.dtype, before.shape) == (view.dtype, view.shape)
-            if copy is not None and before is not None and fits:
+            if copy is not None and before is not None and before.form == view.form:
                 entry, blob = encode(view, copy, self._threads, before.digest, follow=True)
             else:
                 entry, blob = encode(view, None, self._threads)

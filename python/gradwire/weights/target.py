@@ -61,9 +61,7 @@ class Target:
             whole = self._views[entry.name]
             if whole.shape == entry.whole:
                 view = whole.part(entry.at, entry.shape)
-        if view is None or (view.dtype, view.shape) != (entry.dtype, entry.shape):
-            return None
-        return view
+        return view if view is not None and view.form == entry.form else None
 
     def check(self, update: Update) -> None:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
@@ -234,7 +232,7 @@ class Target:
 
     def _overlapping(self, update: Update) -> Iterator[tuple[Entry, View]]:
         """The tensors here that perhaps share a part of their memory with others."""
-        for key in overlapping(self._views):
+        for key in dict.fromkeys(overlapping(self._views)):
             for entry in self._entries_of(key, update):
                 if view := self.find(entry):
                     yield entry, view

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from gradwire.errors import missing
 from gradwire.tensor_dtypes import SAFETENSORS_BITS
 from gradwire.weights.errors import WeightsError
-
 from gradwire.weights.plain import plain_tensor
+
 Bytes = NDArray[np.uint8]
 Place = tuple[int, ...]
 
@@ -56,6 +57,11 @@ class View:
     @property
     def key(self) -> str:
         return key_of(self.name, self.at)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What it is, apart from its values."""
+        return self.name, self.dtype, self.shape, self.at, self.whole
 
     @property
     def numel(self) -> int:
@@ -167,6 +173,13 @@ def key_of(name: str, at: Place) -> str:
     return f"{name}@{','.join(map(str, at))}" if at else name
 
 
+def same_name(key: str) -> WeightsError:
+    return WeightsError(
+        f"two tensors have the name {key!r}; that of a part ends with its place. Let rename= give "
+        "each a name of its own, and no name of another tensor"
+    )
+
+
 def is_torch(values: Any) -> bool:
     # Another thread may be importing PyTorch, which has no tensors before.
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
@@ -201,7 +214,7 @@ def views_of(
         if view is None:
             continue
         if view.key in found:
-            raise WeightsError(f"two tensors have the name {view.key!r}; rename= gave it to both")
+            raise same_name(view.key)
         found[view.key] = view
     return found
 
@@ -294,7 +307,7 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
     at: Place = ()
     whole: tuple[int, ...] = ()
     if isinstance(values, Shard):
-        values, at, whole = values.values, tuple(values.at), tuple(values.whole)
+        values, at, whole = values.values, _integers(name, values.at), _integers(name, values.whole)
     elif hasattr(values, "device_mesh") and hasattr(values, "placements"):
         sharded = _shard_of(name, values, receives)
         if sharded is None:
@@ -324,7 +337,7 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
         raise WeightsError(f"tensor {name!r} has big-endian values; astype('<f4') turns them")
     view = View(name, dtype, tuple(values.shape), values, at, whole)
     fits = all(b >= 0 and b + n <= w for b, n, w in zip(at, view.shape, whole, strict=False))
-    if at and not (len(at) == len(whole) == len(view.shape) and fits):
+    if (at or whole) and not (len(at) == len(whole) == len(view.shape) and fits):
         raise WeightsError(
             f"tensor {name!r}: a part of shape {list(view.shape)} at {list(at)} is not within "
             f"{list(whole)}"

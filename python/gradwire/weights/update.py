@@ -23,7 +23,7 @@ from gradwire.strict_json import most_header_bytes, parse_json
 from gradwire.tensor_dtypes import SAFETENSORS_BITS, bytes_of
 from gradwire.tensor_files import header_of, order_in_file, parse_head, read_safetensors
 from gradwire.weights.errors import DamagedVersionError, WeightsError
-from gradwire.weights.tensors import Bytes, Place, key_of
+from gradwire.weights.tensors import Bytes, Place, key_of, same_name
 
 FORMAT = 1
 METADATA = "gradwire"
@@ -59,6 +59,11 @@ class Entry:
     @property
     def key(self) -> str:
         return key_of(self.name, self.at)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """As of a `View`."""
+        return self.name, self.dtype, self.shape, self.at, self.whole
 
     @property
     def numel(self) -> int:
@@ -177,8 +182,11 @@ def check_parts(entries: Iterable[Entry]) -> None:
     """Raises WeightsError, which names the tensor, unless the parts of each tensor are of one whole
     and none has an element of another. Ranks may all have a whole tensor, if it is the same."""
     parts: dict[str, list[Entry]] = {}
+    names: dict[str, str] = {}
     for entry in entries:
         parts.setdefault(entry.name, []).append(entry)
+        if names.setdefault(entry.key, entry.name) != entry.name:
+            raise same_name(entry.key)
     for name, several in parts.items():
         first = several[0]
         for entry in several[1:]:
