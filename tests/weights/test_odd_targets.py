@@ -222,6 +222,12 @@ def test_a_part_alone_makes_no_whole_tensor(tmp_path: Path) -> None:
     assert mine["w"].values.tolist() == [1.0, 1.0]
 
 
+def freed() -> torch.Tensor:
+    values = torch.eye(4)
+    values.untyped_storage().resize_(0)
+    return values
+
+
 RAGGED = [torch.ones(2), torch.ones(3)]
 NOT_PLAIN: dict[str, tuple[Callable[[], Any], str]] = {
     "sparse": (lambda: torch.eye(4).to_sparse(), "torch.sparse_coo, .* take its to_dense"),
@@ -240,6 +246,8 @@ NOT_PLAIN: dict[str, tuple[Callable[[], Any], str]] = {
     "lazy": (UninitializedParameter, "is lazy, and has no shape yet"),
     "fake": (lambda: FakeTensorMode().from_tensor(torch.eye(4)), "on cpu; load its values"),
     "meta": (lambda: torch.eye(4, device="meta"), "on meta; load its values"),
+    "freed": (freed, "on cpu; load its values"),
+    "zero": (lambda: torch._efficientzerotensor(4, 4), r"take its clone\(\)"),
 }
 
 
