@@ -13,7 +13,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gradwire.container import Tensor
@@ -23,6 +22,7 @@ from gradwire.tensor_files import header_of, order_in_file
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.errors import WeightsError
+from gradwire.weights.folder import local_path
 from gradwire.weights.tensors import View, tied_names, views_of
 
 try:
@@ -60,13 +60,13 @@ class WeightFolders:
         rename: Callable[[str], str] = str,
     ) -> None:
         self.version = 0
-        self._path = Path(path)
+        self._path = local_path(path)
         self._dtype = None if dtype is None else target_named(dtype)
         self._rename = rename
         there = sorted(self._path.glob("weight_v*"))
         if there:
             raise WeightsError(f"{there[0]} is of an earlier start; take an empty folder")
-        found = Checkpoint(Path(base), 1).views("c")
+        found = Checkpoint(base, 1).views("c")
         if not found:
             raise WeightsError(f"base {os.fspath(base)}: no .safetensors files are there")
         self._base = {

@@ -27,6 +27,7 @@ from gradwire.tensor_files import (
     read_safetensors,
 )
 from gradwire.weights.errors import WeightsError
+from gradwire.weights.folder import local_path
 from gradwire.weights.manifest import is_manifest
 from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import Bytes, View, raw_values
@@ -46,8 +47,8 @@ class Checkpoint:
     whole.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._path = path
+    def __init__(self, place: str | os.PathLike[str], threads: int) -> None:
+        self._path = path = local_path(place)
         self._threads = threads
         in_folder = path.suffix != _SUFFIX
         if (in_folder and path.is_file()) or path.suffix in _OTHERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from abc import ABC, abstractmethod
@@ -13,6 +14,9 @@ from typing import Any
 from gradwire.errors import missing
 from gradwire.files import replace_file
 from gradwire.weights.errors import WeightsError
+
+_FILE = re.compile("^file:(//|(?=/))")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.:-]*[\w]:(?=/)")  # a single letter is a drive
 
 
 class Folder(ABC):
@@ -46,20 +50,26 @@ def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
     """The folder of this name; `scheme://` is opened by fsspec."""
     if isinstance(place, Folder):
         return place
-    text = os.fspath(place)
-    if text.startswith("file://"):
-        text = text.removeprefix("file://")
+    text = _FILE.sub("", os.fspath(place))
     return RemoteFolder(text) if "://" in text else LocalFolder(local_path(text))
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
-    """The path on this machine; `~` stands for a home, as in a shell."""
+    """The path on this machine; `~` stands for a home, as in a shell. Raises WeightsError."""
+    text = _FILE.sub("", os.fspath(place))
+    address = _ADDRESS.match(text)
+    if address is not None:
+        whole = f"{address[0]}//{text[address.end() :].lstrip('/')}"
+        raise WeightsError(
+            f"{text} is an address, and no path on this machine, where a checkpoint is. A store "
+            f"there is given as a text, {whole!r}: a Path has one slash only"
+        )
     try:
-        return Path(place).expanduser()
+        return Path(text).expanduser()
     except RuntimeError:  # ~nobody-here/x
         raise WeightsError(
-            f"{os.fspath(place)}: no such home is known; write the whole path, or ./~name for a "
-            "folder of that name"
+            f"{text}: no such home is known; write the whole path, or ./~name for a folder of that "
+            "name"
         ) from None
 
 

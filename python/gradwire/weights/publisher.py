@@ -15,7 +15,7 @@ from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
 from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
-from gradwire.weights.folder import Folder, local_path
+from gradwire.weights.folder import Folder
 from gradwire.weights.manifest import Manifest, Writer, label_of
 from gradwire.weights.store import Store, wait_for
 from gradwire.weights.team import Team
@@ -220,7 +220,7 @@ class Publisher:
         if isinstance(self._base, Mapping):
             found = views_of(self._base)
         else:
-            found = Checkpoint(local_path(self._base), self._threads).views("c")
+            found = Checkpoint(self._base, self._threads).views("c")
             if not found:
                 raise WeightsError(f"base {os.fspath(self._base)}: no .safetensors files are there")
         mine = {

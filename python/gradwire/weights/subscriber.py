@@ -12,7 +12,7 @@ from typing import Any
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
 from gradwire.weights.errors import StaleBaseError, WeightsError
-from gradwire.weights.folder import Folder, local_path
+from gradwire.weights.folder import Folder
 from gradwire.weights.store import Store
 from gradwire.weights.target import Target
 from gradwire.weights.update import Update
@@ -85,7 +85,7 @@ class Subscriber:
             raise WeightsError("version= is that of a model without local=, which knows its own")
         self._store = Store(store, patience, threads)
         self._threads = threads
-        self._local = None if local is None else Checkpoint(local_path(local), threads)
+        self._local = None if local is None else Checkpoint(local, threads)
         self._version = version if self._local is None else self._local.version
         self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None

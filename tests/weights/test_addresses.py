@@ -1,0 +1,58 @@
+"""What is on this machine and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from cli_runner import run
+from gradwire.weights import Publisher, Subscriber, WeightsError, fold, prune
+
+STATE = {"x": torch.ones(3)}
+
+
+def publish(store: Any, **options: Any) -> None:
+    Publisher(store, **options).publish(STATE)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "memory", "simplecache::s3"])
+@pytest.mark.parametrize(
+    "use",
+    [publish, Subscriber, lambda store: prune(store, 1), lambda store: fold(store, 1, 3)],
+)
+def test_a_path_that_was_made_of_an_address_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, use: Callable[[Any], Any]
+) -> None:
+    """pathlib makes one slash of two."""
+    monkeypatch.chdir(tmp_path)
+    said = f"{scheme}:/bucket/policy is an address.* given as a text, '{scheme}://bucket/policy'"
+    with pytest.raises(WeightsError, match=said):
+        use(Path(f"{scheme}://bucket/policy"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/local", Path("s3://bucket/local")])
+def test_checkpoints_are_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = "s3:/+bucket/local is an address, and no path on this machine, where a checkpoint is"
+    with pytest.raises(WeightsError, match=said):
+        Subscriber("store", local=address)
+    with pytest.raises(WeightsError, match=said):
+        publish("store", base=address)
+    ran = run("delta", address, "new", "-o", "delta")
+    assert (ran.code, "is an address" in ran.err) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_addresses_of_files_are_paths(tmp_path: Path) -> None:
+    safetensors.torch.save_file(STATE, tmp_path / "base.safetensors")
+    publish(f"file://{tmp_path}/store", base=f"file://{tmp_path}/base.safetensors")
+    subscriber = Subscriber(Path(f"file://{tmp_path}/store"), local=tmp_path / "base.safetensors")
+    assert subscriber.fetch() is not None
