@@ -150,6 +150,9 @@ def test_a_folder_without_one_of_its_files_is_no_checkpoint(tmp_path: Path) -> N
     assert "which is missing" in run("patch", new, tmp_path / "d").err
     with pytest.raises(WeightsError, match="which is missing"):
         Publisher(tmp_path / "store", base=new).publish(state_of(2))
+    safetensors.torch.save_file({}, new / "model-1.safetensors")
+    with pytest.raises(WeightsError, match=f"{index} names tensor 'bias', which is missing"):
+        Publisher(tmp_path / "store", base=new).publish(state_of(2))
     index.write_text("[]")
     assert f"{index}: it is no index" in run("delta", old, new, "-o", tmp_path / "e").err
 

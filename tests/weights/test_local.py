@@ -158,3 +158,18 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path, name: str) -> None:
         Subscriber(tmp_path / "store", local=file)
     with pytest.raises(WeightsError, match=said):
         Publisher(tmp_path / "store", base=file).publish(state_of(1))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_folder_that_became_a_store_is_refused(tmp_path: Path, first: bool) -> None:
+    """Whether the receiver began before the first version or between fetch and apply_."""
+    store, local = tmp_path / "store", tmp_path / "local"
+    subscriber = Subscriber(local if first else store, local=local)
+    Publisher(store).publish(state_of(1))
+    if not first:
+        subscriber.fetch()
+    Publisher(local).publish(state_of(1))
+    kept = contents(local)
+    with pytest.raises(WeightsError, match=f"{local} is a store, whose files are no checkpoint"):
+        subscriber.fetch() if first else subscriber.apply_()
+    assert contents(local) == kept

@@ -58,11 +58,7 @@ class Checkpoint:
         self._marker = (
             path / ".gradwire.json" if in_folder else path.with_name(f".{path.name}.gradwire.json")
         )
-        if in_folder and path.is_dir() and any(map(is_manifest, os.listdir(path))):
-            raise WeightsError(
-                f"{path} is a store, whose files are no checkpoint: take another folder; "
-                "Subscriber(store, local=folder) brings a checkpoint there"
-            )
+        self._refuse_store()
         self._maps: list[np.memmap] = []
         self._head, self._metadata = b"", {"format": "pt"}
         self._places: dict[str, str] = {}  # the tensors' files
@@ -73,7 +69,6 @@ class Checkpoint:
         """The tensors, mapped to memory. mode: NumPy's; `c`: changes stay in memory."""
         found: dict[str, View] = {}
         self._maps, self._places, heads = [], {}, list[bytes]()
-        self._require_all_files()
         for file in self._files():
             if not file.stat().st_size:
                 raise WeightsError(f"{file}: it is empty, and no .safetensors file")
@@ -92,6 +87,7 @@ class Checkpoint:
             heads.append(read_head(memoryview(mapped)))
             self._metadata = metadata if len(heads) == 1 else metadata | self._metadata
         self._head = heads[0] if len(heads) == 1 else b""
+        self._require_all(found)
         return found
 
     def head(self, views: Mapping[str, View]) -> bytes:
@@ -172,6 +168,7 @@ class Checkpoint:
     def _base(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
         """The tensors to which an update is applied. Files that hold nothing whole may lack some,
         or have some twice: who was killed had not removed the old ones yet."""
+        self._refuse_store()  # it may have become one
         try:
             return self.views(mode)
         except WeightsError:
@@ -179,18 +176,27 @@ class Checkpoint:
                 raise
             return {}
 
-    def _require_all_files(self) -> None:
-        """Raises WeightsError if a file that an index names is not there."""
+    def _require_all(self, found: Mapping[str, View]) -> None:
+        """Raises WeightsError if a file or tensor that an index names is not there."""
         for index in self._indices():
             try:
-                named = set(parse_json(index.read_bytes(), 2)["weight_map"].values())
-                missing = sorted(name for name in named if not (self._path / name).exists())
+                places = parse_json(index.read_bytes(), 2)["weight_map"]
+                missing = sorted(n for n in set(places.values()) if not (self._path / n).exists())
+                missing += [f"tensor {name!r}" for name in places if name not in found]
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise WeightsError(f"{index}: it is no index of a checkpoint: {error}") from None
             if missing:
                 raise WeightsError(
                     f"{index} names {missing[0]}, which is missing: copy the whole folder"
                 )
+
+    def _refuse_store(self) -> None:
+        path = self._path
+        if path.suffix != _SUFFIX and path.is_dir() and any(map(is_manifest, os.listdir(path))):
+            raise WeightsError(
+                f"{path} is a store, whose files are no checkpoint: take another folder; "
+                "Subscriber(store, local=folder) brings a checkpoint there"
+            )
 
     def _indices(self) -> list[Path]:
         return [] if self._path.suffix == _SUFFIX else sorted(self._path.glob(_INDEX))
