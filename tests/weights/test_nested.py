@@ -40,6 +40,29 @@ def test_plain_values_come_back_with_their_types() -> None:
     assert math.isnan(unflatten(flatten({"x": math.nan}))["x"])
 
 
+SCALARS = [
+    np.float32(0.1),
+    np.float64(math.pi),
+    np.float16(-0.0),
+    np.uint32(0x7FC00001).view(np.float32),  # a NaN with a payload
+    np.int64(-3),
+    np.uint64(2**64 - 1),
+    np.bool_(True),
+    np.complex64(1 - 2j),
+    np.datetime64("2026-01-02", "ns"),
+]
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=repr)
+def test_numpy_scalars_come_back_as_what_they_are(tmp_path: Path, scalar: Any) -> None:
+    """They came back as tensors, which optimizers refuse as a learning rate."""
+    Publisher(tmp_path).publish(flatten({"lr": scalar, "x": torch.ones(1)}))
+    (back, *_), plain = restore(tmp_path, 1).values(), unflatten(flatten({"lr": scalar}))["lr"]
+    for found in (back, plain):
+        assert type(found) is type(scalar)
+        assert found.tobytes() == scalar.tobytes()
+
+
 def test_tensors_are_named_by_their_paths_and_come_back() -> None:
     state: State = {
         "model": {"w": torch.ones(2)},
@@ -64,6 +87,7 @@ def _deep() -> list[Any]:
     ("state", "words"),
     [
         ({"a": {"b": object()}}, "'a/b' is of type object"),
+        ({"a": np.str_("text")}, "'a' is of type str_"),
         ({"a": {1.5: 1}}, "the key 1.5 of 'a' is of type float"),
         ({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two tensors have the path 'a/b'"),
         ({"structure.json": torch.ones(1)}, "a name that flatten"),
@@ -84,7 +108,11 @@ def test_the_deepest_state_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"{}", b'{"dict": 3}', b'{"dict": [[[], 1]]}', b'{"other": 1}', b'{"int":{}}'],
+    [
+        *[b"", b"{", b"{}", b'{"dict": 3}', b'{"dict": [[[], 1]]}', b'{"other": 1}', b'{"int":{}}'],
+        *[b'{"numpy": ["float32", "%s"]}' % digits for digits in (b"00", b"", b"00" * 8)],
+        *[b'{"numpy": 3}', b'{"numpy": ["O", "00"]}', b'{"numpy": [{}, ""]}'],
+    ],
 )
 def test_a_structure_of_somebody_else_is_refused(text: bytes) -> None:
     with pytest.raises(WeightsError, match="not from flatten"):

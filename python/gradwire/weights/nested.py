@@ -16,6 +16,7 @@ from gradwire.weights.tensors import Shard, is_torch, typed_values
 STRUCTURE = "structure.json"  # the tensor with everything that is no tensor
 _DEPTH = 30  # of a state
 _NESTING = 3 * _DEPTH + 4  # of its JSON
+_SCALARS = "biufcmM"  # kinds of NumPy's: bools, numbers and times
 _EXACT = 10**18  # integers below it are read as they are
 
 
@@ -23,7 +24,7 @@ def flatten(state: Mapping[Any, Any]) -> dict[str, Any]:
     """Makes named tensors of a nested state, for `Publisher.publish`.
 
     A tensor's name is the path to it, such as `optimizer/state/0/exp_avg`. All else is JSON in a
-    tensor of bytes, `structure.json`.
+    tensor of bytes, `structure.json`; NumPy's scalars come back as such.
 
     Args:
         state: Dictionaries, lists and tuples of arrays, tensors, `Shard`s, numbers, texts, bools
@@ -75,9 +76,10 @@ def _describe(value: Any, path: tuple[str, ...], found: dict[str, Any]) -> Any:
         return listed if type(value) is list else {"tuple": listed}
     if value is None or type(value) in (bool, int, float, str):
         return _plain(value)
-    if not (
-        isinstance(value, Shard) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
-    ):
+    if isinstance(value, np.generic) and value.dtype.kind in _SCALARS:
+        return {"numpy": [value.dtype.name, value.tobytes().hex()]}
+    is_array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    if isinstance(value, np.generic) or not (isinstance(value, Shard) or is_array):
         raise WeightsError(
             f"{where!r} is of type {type(value).__name__}; a state has arrays, tensors, "
             "dictionaries, lists, tuples, numbers, texts, bools and None"
@@ -119,6 +121,9 @@ def _restore(described: Any, tensors: Mapping[str, Any]) -> Any:
         return tuple(_restore(one, tensors) for one in content)
     if kind in ("float", "int"):
         return (float if kind == "float" else int)(content)
+    if kind == "numpy":
+        name, digits = content
+        return np.frombuffer(bytes.fromhex(digits), name).reshape(())[()]
     if kind != "tensor":
         raise ValueError(f"it has a value of the kind {kind!r}")
     if content not in tensors:
