@@ -48,9 +48,7 @@ def pull(local: Path, folders: Path, version: int) -> int:
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     (tmp_path / "base").mkdir()
-    safetensors.torch.save_file(
-        {**state_of(0), "kept": torch.ones(3)}, tmp_path / "base" / "model.safetensors"
-    )
+    safetensors.torch.save_file(state_of(0), tmp_path / "base" / "model.safetensors")
     return tmp_path / "base"
 
 
@@ -61,8 +59,7 @@ def test_a_receiver_follows(tmp_path: Path, base: Path) -> None:
     for version in range(1, 4):
         assert folders.publish(state_of(version)) == version == folders.version
         assert pull(local, tmp_path / "out", version) == 3
-        wanted = {**state_of(version), "kept": torch.ones(3)}
-        assert_same(safetensors.torch.load_file(local), wanted)
+        assert_same(safetensors.torch.load_file(local), state_of(version))
     folders.publish(state_of(3))
     assert pull(local, tmp_path / "out", 4) == 0
     assert len(list((tmp_path / "out" / "weight_v000004").iterdir())) == 1
@@ -85,13 +82,15 @@ def test_dtype_names_and_tied_tensors(tmp_path: Path) -> None:
 def test_what_these_folders_cannot_say_is_refused(tmp_path: Path, base: Path) -> None:
     folders = WeightFolders(tmp_path / "out", base)
     with pytest.raises(WeightsError, match=r"'new' is F32 \[2\]; the checkpoint lacks it"):
-        folders.publish({"new": torch.zeros(2)})
+        folders.publish(state_of(1) | {"new": torch.zeros(2)})
     with pytest.raises(WeightsError, match=r"'bias' is F32 \[8\]; the checkpoint has F32 \[7\]"):
         folders.publish({"bias": torch.zeros(8)})
     with pytest.raises(WeightsError, match=r"'bias' is F64 \[7\]; the checkpoint has F32 \[7\]"):
         folders.publish({"bias": torch.zeros(7, dtype=torch.float64)})
     with pytest.raises(WeightsError, match=r"a part of \[7\]"):
         folders.publish({"bias": Shard(torch.zeros(3), (2,), (7,))})
+    with pytest.raises(WeightsError, match=r"the state lacks 'step', 'weight' of the checkpoint"):
+        folders.publish({"bias": torch.zeros(7)})
     assert folders.version == 0
     folders.publish(state_of(1))
     with pytest.raises(WeightsError, match=r"weight_v000001 is of an earlier start"):

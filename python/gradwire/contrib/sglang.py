@@ -21,7 +21,7 @@ from gradwire.files import replace_file
 from gradwire.tensor_files import header_of, order_in_file
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
-from gradwire.weights.errors import WeightsError
+from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
 from gradwire.weights.tensors import View, tied_names, views_of
 
@@ -78,14 +78,15 @@ class WeightFolders:
         """Writes the next version.
 
         Args:
-            state: A dictionary of whole tensors or arrays, or a model with state_dict(). Tensors of
-                the checkpoint that it lacks stay as they are.
+            state: A dictionary of whole tensors or arrays, or a model with state_dict(), with all
+                tensors of the checkpoint.
 
         Returns:
             Its number, which the engines pull.
 
         Raises:
-            WeightsError: A tensor is not in the checkpoint, or has another shape or dtype there.
+            WeightsError: A tensor is not in the checkpoint, has another shape or dtype there, or is
+                in the checkpoint alone.
         """
         views = views_of(state, self._rename)
         require_fit(views.values(), self._dtype)
@@ -95,6 +96,12 @@ class WeightFolders:
             if name in tied and name not in self._base:
                 continue
             news[name] = self._checked(cast(view, self._dtype)).read()
+        absent = sorted(self._base.keys() - news.keys())
+        if absent:
+            raise WeightsError(
+                f"the state lacks {listed(absent)} of the checkpoint, of which the engines would "
+                "keep the old values: give all its tensors"
+            )
         version, tensors, checksums = self.version + 1, [], {}
         for name, new in news.items():
             base = self._base[name].read()

@@ -26,7 +26,7 @@ from gradwire.tensor_files import (
     read_head,
     read_safetensors,
 )
-from gradwire.weights.errors import WeightsError
+from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
 from gradwire.weights.manifest import is_manifest
 from gradwire.weights.target import Target, Track
@@ -36,7 +36,6 @@ from gradwire.weights.update import Update
 _SUFFIX = ".safetensors"
 _FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
 _OTHERS = {".bin", ".ckpt", ".npz", ".pt", ".pth"}  # which other programs write
-_SHOWN = 3  # names of tensors in an error
 _INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
 
 
@@ -107,11 +106,9 @@ class Checkpoint:
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
         if lost:
-            more = f" and {len(lost) - _SHOWN} more" if lost[_SHOWN:] else ""
             raise WeightsError(
-                f"{self._path} has tensors of no version, which would be lost: "
-                f"{', '.join(map(repr, lost[:_SHOWN]))}{more}. Nothing was changed; move them to "
-                "another folder, or publish them, too"
+                f"{self._path} has tensors of no version, which would be lost: {listed(lost)}. "
+                "Nothing was changed; move them to another folder, or publish them, too"
             )
         self._own |= set(self._places.values())
         Target(views, self._threads, make=_make).check(update)

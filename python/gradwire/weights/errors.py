@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradwire.errors import UserError
+
+_SHOWN = 3  # names in an error
 
 
 class WeightsError(UserError, ValueError):
@@ -19,3 +23,9 @@ class DamagedVersionError(WeightsError):
 
 class ConflictError(WeightsError):
     """Another publisher has published to this store."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of these names, for an error, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
+    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}"
