@@ -41,7 +41,9 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
     way = opened.way_to(max(newest - keep + 1, 1), None)
     first = version_of(f"{way[0]}.json") if way else None
     removed = []
+    under_way = f"{label_of(newest, is_anchor=True)}."  # perhaps: it is written after the version
     needed = set()
+    before = opened.folder.names()  # what comes after this is under way, too
     # Manifests first: who has one finds its parts, or reads it again.
     for name in sorted(filter(is_manifest, opened.folder.names())):
         if (version_of(name) or 0) < (first or 0):
@@ -50,9 +52,9 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
         else:
             manifest = opened.manifest(name.removesuffix(".json"))
             needed |= {name, *(part.name for part in manifest.parts)} if manifest else set()
-    for name in sorted(opened.folder.names()):
+    for name in sorted(set(before) - set(removed) - needed):
         version = version_of(name)
-        if version is not None and version <= newest and name not in needed:
+        if version is not None and version <= newest and not name.startswith(under_way):
             removed.append(name)
             opened.folder.remove(name)
     return removed
