@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from gradwire.weights import Publisher, Subscriber, fold, prune
+from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, prune
 from gradwire.weights.folder import MemoryFolder
 from states import assert_same, state_of
 
@@ -61,3 +60,76 @@ def test_an_anchor_under_way_is_not_pruned(ranks: int) -> None:
     subscriber.fetch()
     subscriber.apply_(target)
     assert_same(target, state_of(4))
+
+
+def test_threads_share_a_publisher() -> None:
+    store = MemoryFolder()
+    publisher = Publisher(store)
+    with ThreadPoolExecutor(8) as pool:
+        published = list(pool.map(lambda time: publisher.publish(state_of(time)), range(24)))
+    assert sorted(one.version for one in published) == list(range(1, 25))
+    subscriber, target = Subscriber(store), State()
+    for time in range(24):
+        subscriber.fetch(published[time].version)
+        subscriber.apply_(target)
+        assert_same(target, state_of(time))
+
+
+def publish_until(last: int, **options: Any) -> WatchedFolder:
+    store = WatchedFolder()
+    publisher = Publisher(store, anchor_every=3, **options)
+    for time in range(1, last + 1):
+        publisher.publish(state_of(time))
+    return store
+
+
+def test_a_version_that_is_pruned_while_it_is_fetched_is_named() -> None:
+    store = publish_until(6)
+
+    def tidy(name: str) -> None:
+        if name.startswith("v000002.") and name.endswith(".safetensors"):
+            prune(store, 1)
+
+    store.reading = tidy
+    begin = time.monotonic()
+    subscriber = Subscriber(store)
+    with pytest.raises(WeightsError, match="no version 2; the newest is 6, and prune"):
+        subscriber.fetch(2)
+    assert time.monotonic() - begin < 5, "it does not wait for what will not come"
+    reach(subscriber, 6)
+
+
+def test_the_newest_version_may_be_pruned_while_it_is_fetched() -> None:
+    """A newer one is there then."""
+    store = publish_until(5)
+    publisher, begun = Publisher(store, anchor_every=3), list[str]()
+
+    def go_on(name: str) -> None:
+        if name.startswith("v000005.") and name.endswith(".safetensors") and not begun:
+            begun.append(name)
+            for time in range(6, 10):
+                publisher.publish(state_of(time))
+            prune(store, 1)
+
+    subscriber = Subscriber(store, version=4)
+    subscriber.fetch(4)  # which reads manifests
+    store.reading = go_on
+    reach(subscriber, 9)
+    assert begun
+
+
+def test_a_model_is_not_compared_with_a_version_that_was_pruned() -> None:
+    """It was taken for that version without a look."""
+    store = publish_until(6)
+    prune(store, 1)
+    subscriber = Subscriber(store, version=2)
+    with pytest.raises(StaleBaseError, match="version 2, which is in use, is not in the store"):
+        subscriber.apply_(state_of(1))
+    reach(subscriber, 6)
+
+
+def reach(subscriber: Subscriber, time: int) -> None:
+    target: State = {}
+    assert subscriber.fetch() is not None
+    assert subscriber.apply_(target).version == time
+    assert_same(target, state_of(time))

@@ -17,6 +17,10 @@ class StaleBaseError(WeightsError):
     """A delta would be applied to values that it was not made for. Nothing has been changed."""
 
 
+class MissingVersionError(WeightsError):
+    """The store has no such version, or has it no longer."""
+
+
 class DamagedVersionError(WeightsError):
     """A version's bytes were changed or are missing."""
 

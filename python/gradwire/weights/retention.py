@@ -83,8 +83,8 @@ def fold(
         Its bytes.
 
     Raises:
-        WeightsError: The store has no such versions, or the delta already.
-        DamagedVersionError: A version between them is missing or was changed.
+        WeightsError: The store lacks one of these versions, or has the delta already.
+        DamagedVersionError: A version between them was changed, or has lost a part.
     """
     if not 0 <= first < last - 1:
         raise WeightsError(f"version {first} to {last}: a fold takes two deltas or more")

@@ -11,7 +11,12 @@ from typing import TypeVar
 
 from gradwire.strict_json import parse_json
 from gradwire.weights.difference import fold_updates
-from gradwire.weights.errors import DamagedVersionError, StaleBaseError, WeightsError
+from gradwire.weights.errors import (
+    DamagedVersionError,
+    MissingVersionError,
+    StaleBaseError,
+    WeightsError,
+)
 from gradwire.weights.folder import Folder, open_folder
 from gradwire.weights.manifest import (
     Manifest,
@@ -100,9 +105,9 @@ class Store:
             return True
 
     def require(self, version: int) -> None:
-        """Raises WeightsError unless the version is there, if perhaps damaged."""
+        """Raises MissingVersionError unless the version is there, if perhaps damaged."""
         if not self.has(version):
-            raise WeightsError(
+            raise MissingVersionError(
                 f"there is no version {version}; the newest is {self.newest()}, and prune() "
                 "removes old ones"
             )
@@ -130,16 +135,17 @@ class Store:
 
         Raises:
             DamagedVersionError: A part is missing or was changed.
+            MissingVersionError: The version is not there, or was removed meanwhile.
         """
         manifest = self.manifest(label)
         if manifest is None:
-            raise DamagedVersionError(f"{self.folder.place}: {label}.json is missing")
+            raise self._removed(label)
         entries = manifest.entries
         wanted = entries.keys() if keys is None else entries.keys() & set(keys)
         found = Update(manifest.version, manifest.base)
         for part in manifest.parts:
             where = f"{self.folder.place}/{part.name}"
-            data = self._read_part(part.name, where)
+            data = self._read_part(part.name, label, manifest)
             if len(data) != part.size:
                 raise DamagedVersionError(f"{where} has {len(data)} bytes, not {part.size}")
             found = found.merge([read_update(data, where)])
@@ -161,12 +167,15 @@ class Store:
         Raises:
             StaleBaseError: No way leads there.
             DamagedVersionError: No way leads there without what is damaged.
+            MissingVersionError: The version is not there, or was removed meanwhile.
         """
         damage: dict[str, DamagedVersionError] = {}
         if current is not None and current == to and (here := self.unchanged(to)) is not None:
             return here
         while True:
-            path = self._path(self.newest() if to is None else to, current, damage)
+            wanted = self.newest() if to is None else to
+            self.require(wanted)
+            path = self._path(wanted, current, damage)
             update: Update | None = None
             try:
                 for label in path:
@@ -174,6 +183,8 @@ class Store:
                     update = fold_updates(update, loaded, self._threads) if update else loaded
             except DamagedVersionError as error:
                 damage[label] = error
+            except MissingVersionError:
+                self._manifests.clear()  # looks again
             else:
                 assert update is not None
                 return update
@@ -268,17 +279,25 @@ class Store:
             return "unknown"
         return found.origin if found is not None and found.origin else "none is known"
 
-    def _read_part(self, name: str, where: str) -> bytes:
+    def _read_part(self, name: str, label: str, manifest: Manifest) -> bytes:
         def look() -> bytes | None:
             try:
                 return self.folder.read(name)
             except FileNotFoundError:
+                if self.reread(label) != manifest:
+                    raise self._removed(label) from None
                 return None
 
         found = wait_for(look, self._patience)
         if found is None:
-            raise DamagedVersionError(f"{where} is missing")
+            raise DamagedVersionError(f"{self.folder.place}/{name} is missing")
         return found
+
+    def _removed(self, label: str) -> MissingVersionError:
+        return MissingVersionError(
+            f"{self.folder.place}: {label}.json is not there, or no longer: prune() removes old "
+            "versions"
+        )
 
 
 def wait_for(look: Callable[[], _T | None], seconds: float) -> _T | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
-from gradwire.weights.errors import StaleBaseError, WeightsError
+from gradwire.weights.errors import MissingVersionError, StaleBaseError, WeightsError
 from gradwire.weights.folder import Folder
 from gradwire.weights.store import Store
 from gradwire.weights.target import Target
@@ -128,7 +128,12 @@ class Subscriber:
         if wanted == self._version:
             self._pending = None
         if self._pending is None or self._pending.version != wanted:
-            self._take(wanted)
+            try:
+                self._take(wanted)
+            except MissingVersionError:  # it was removed meanwhile
+                if version is not None:
+                    raise
+                return self.fetch()  # a newer one is there
         update = self._pending
         if update is None:
             return None
@@ -154,7 +159,7 @@ class Subscriber:
         """
         update, self._pending = self._pending, None
         if update is None and target is not None and self._model() is not target:
-            update = self._store.unchanged(self._version or 0)
+            update = self._in_use()
         if update is None:
             return Applied(self._version, 0.0)
         if target is None and self._local is None:
@@ -192,6 +197,17 @@ class Subscriber:
         """
         if self._pending is not None:
             yield from list_changes(target, self._pending, self._threads)
+
+    def _in_use(self) -> Update | None:
+        """Says what the tensors of the version in use are; None: no version of the store is."""
+        found = self._store.unchanged(self._version) if self._version else None
+        if self._version and found is None:
+            gone, self._version = self._version, None
+            raise StaleBaseError(
+                f"version {gone}, which is in use, is not in the store, and the model cannot be "
+                f"compared with it: prune() removes old versions. Nothing was changed; {_REMEDY}"
+            )
+        return found
 
     def _take(self, wanted: int) -> None:
         """Makes the update to a version the pending one; None if `local` was found to have it."""
