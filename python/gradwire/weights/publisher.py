@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +56,7 @@ class Publisher:
     """Publishes the versions of a model's tensors to a store, as deltas and now and then in full.
 
     A publisher that is started again goes on with the versions that the store has. It keeps a copy
-    of what it has published last, in host memory.
+    of what it has published last, in host memory. Threads may share it.
 
     Args:
         store: A folder, a prefix that fsspec opens (`s3://bucket/policy`), or a `Folder`.
@@ -110,6 +111,7 @@ class Publisher:
         self._threads = threads
         self._writer = Writer.here(run)
         self._team = Team(self._store, self._writer, rank, ranks, patience)
+        self._one_at_a_time = threading.Lock()
         self._opened = False
         self._version, self._token = 0, ""  # of who wrote it
         self._former = ""  # the token of who wrote the version before this start
@@ -134,12 +136,13 @@ class Publisher:
             OSError: The store cannot be written. If the version does not exist then, the next one
                 is published in full.
         """
-        self._team.attempt += 1
-        try:
-            return self._publish(state, anchor)
-        except BaseException as error:
-            self._team.tell_failure(error)
-            raise
+        with self._one_at_a_time:
+            self._team.attempt += 1
+            try:
+                return self._publish(state, anchor)
+            except BaseException as error:
+                self._team.tell_failure(error)
+                raise
 
     def _publish(self, state: Any, anchor: bool) -> Published:
         started = time.perf_counter()
