@@ -23,7 +23,7 @@ from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
-from gradwire.weights.tensors import View, tied_names, views_of
+from gradwire.weights.tensors import View, copy_of, tied_names, views_of
 
 try:
     import zstandard
@@ -69,10 +69,7 @@ class WeightFolders:
         found = Checkpoint(base, 1).views("c")
         if not found:
             raise WeightsError(f"base {os.fspath(base)}: no .safetensors files are there")
-        self._base = {
-            name: View(name, view.dtype, view.shape, view.read().copy().reshape(view.values.shape))
-            for name, view in found.items()
-        }
+        self._base = {name: copy_of(view) for name, view in found.items()}
 
     def publish(self, state: Any) -> int:
         """Writes the next version.

@@ -23,6 +23,7 @@ from gradwire.weights.team import Team
 from gradwire.weights.tensors import (
     Bytes,
     View,
+    copy_of,
     tensors_of,
     tied_names,
     views_of,
@@ -61,7 +62,8 @@ class Publisher:
     Args:
         store: A folder, a prefix that fsspec opens (`s3://bucket/policy`), or a `Folder`.
         base: The checkpoint that receivers have at the start, as version 0: a .safetensors file, a
-            folder of such files, or a dictionary. None: the first version is a full one.
+            folder of such files, or what `publish` takes, of which a copy is kept until then; with
+            the store's names and dtypes. None: the first version is a full one.
         anchor_every: Every so many versions a full one is published, too, from which new receivers
             can start. 0: never.
         dtype: The dtype in which floats are published, such as "bfloat16": what receivers see. A
@@ -81,7 +83,7 @@ class Publisher:
         self,
         store: str | os.PathLike[str] | Folder,
         *,
-        base: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        base: Any = None,
         anchor_every: int = 50,
         dtype: Any = None,
         rename: Callable[[str], str] | Mapping[str, str] | None = None,
@@ -102,7 +104,11 @@ class Publisher:
             raise WeightsError(f"anchor_every={anchor_every}: a number of versions, or 0 for never")
         self._late = min(patience, _LATE)
         self._store = Store(store, self._late, threads)
+        is_file = isinstance(base, str | os.PathLike)
+        self._origin = os.fspath(base) if is_file else ""
         self._base = base
+        if base is not None and not is_file:  # training may change it before the first version
+            self._base = {key: copy_of(view) for key, view in views_of(base).items()}
         self._anchor_every = anchor_every
         self._dtype = None if dtype is None else target_named(dtype)
         self._names = rename if isinstance(rename, Mapping) else {}
@@ -198,7 +204,7 @@ class Publisher:
                 key: np.frombuffer(blob, np.uint8).copy() for key, blob in start.blobs.items()
             }
             self._is_sound = True
-        self._opened = True
+        self._opened, self._base = True, None
 
     def _catch_up(self, base: Update | None, views: Mapping[str, View]) -> Update | None:
         """The tensors of the newest version; None: they cannot be had."""
@@ -220,17 +226,19 @@ class Publisher:
         """The checkpoint as a full version 0, of this rank's tensors and parts."""
         if self._base is None:
             return None
-        if isinstance(self._base, Mapping):
-            found = views_of(self._base)
-        else:
+        found = self._base
+        if not isinstance(found, dict):
             found = Checkpoint(self._base, self._threads).views("c")
             if not found:
-                raise WeightsError(f"base {os.fspath(self._base)}: no .safetensors files are there")
-        mine = {
-            key: found[view.name].part(view.at, view.shape)
-            for key, view in views.items()
-            if view.name in found and found[view.name].shape == (view.whole or view.shape)
-        }
+                raise WeightsError(f"base {self._origin}: no .safetensors files are there")
+        mine = {}
+        for key, view in views.items():
+            there = found.get(key) or found.get(view.name)
+            if there is None or (there.whole or there.shape) != (view.whole or view.shape):
+                continue
+            part = there if there.at else there.part(view.at, view.shape)
+            if part.shape == view.shape:
+                mine[key] = part
         return make_update({}, mine, Update(0, None), self._threads)
 
     def _settle(self) -> None:
@@ -301,7 +309,7 @@ class Publisher:
             tuple(part for _, part in found),
             merged.entries,
             has_anchor,
-            str(self._base) if isinstance(self._base, str | os.PathLike) else "",
+            self._origin,
         )
         try:
             self._store.write_manifest(label, manifest)

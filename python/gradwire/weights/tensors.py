@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import index
 from typing import Any
@@ -270,6 +270,11 @@ def raw_values(data: Bytes, shape: tuple[int, ...]) -> Bytes:
     numel = prod(shape)
     whole = numel == 0 or data.size % numel == 0
     return data.reshape(*shape, data.size // max(numel, 1)) if whole else data
+
+
+def copy_of(view: View) -> View:
+    """The tensor in memory of its own, as bytes."""
+    return replace(view, values=raw_values(view.read().copy(), view.shape))
 
 
 def element_of(dtype: str) -> tuple[int, bool]:
