@@ -154,6 +154,23 @@ def test_another_shape_is_loaded_whole(tmp_path: Path) -> None:
     assert_equal(served, model)
 
 
+def test_a_version_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    """The model kept the old values without a word."""
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    publisher.publish(model)
+    update(engine, 1)
+    change(model)
+    publisher.publish({"layer.weight": model.layer.weight})
+    for _ in range(2):
+        with pytest.raises(WeightsError, match=r"version 2 lacks 'layer\.bias', 'steps', of which"):
+            update(engine, 2)
+        assert not vllm_standin.calls
+    publisher.publish(model)
+    assert update(engine, 3) == ["begin", "end"]
+    assert_equal(served, model)
+
+
 def test_all_workers_reach_the_version_that_is_asked_for(tmp_path: Path) -> None:
     model, served, wanted = Served(), Served(), Served()
     publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)

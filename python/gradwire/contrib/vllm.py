@@ -35,6 +35,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from gradwire.weights import Publisher, Subscriber, WeightsError
+from gradwire.weights.errors import listed
 
 NAME = "gradwire"
 _registered = False
@@ -93,6 +94,7 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
     def init_transfer_engine(self, init_info: GradwireInitInfo) -> None:
         self._subscriber = Subscriber(init_info.store, threads=init_info.threads)
         self._copy: dict[str, torch.Tensor] = {}
+        self._loaded: set[str] = set()  # names of tensors that the model got from versions
 
     def start_weight_update(self) -> None:
         """Nothing is left to do: `receive_weights` does all."""
@@ -104,8 +106,8 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
         """Brings the model to the version.
 
         Raises:
-            WeightsError: The store has no such version, or no way leads there. The model is as it
-                was.
+            WeightsError: The store has no such version, no way leads there, or it lacks a tensor
+                that the model got from an earlier one. The model is as it was.
         """
         if self._subscriber is None:
             raise WeightsError("init_weight_transfer_engine comes first: it names the store")
@@ -121,12 +123,19 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
             if is_sparse and _shapes(self._copy) == before:
                 patches = self._patches(changes)
         self._is_whole = False
+        absent = sorted(self._loaded - self._copy.keys())
+        if absent:
+            raise WeightsError(
+                f"version {self._subscriber.version} lacks {listed(absent)}, of which the model "
+                "would keep the old values: publish all tensors of the checkpoint"
+            )
         if patches is None:
             initialize_layerwise_reload(self.model)
             self.model.load_weights((n, t.to(self.device)) for n, t in self._copy.items())
             finalize_layerwise_reload(self.model, self.model_config)
         else:
             load_checkpoint_weight_patches(self.model, patches)
+        self._loaded |= self._copy.keys()
         self._is_whole = True
 
     def shutdown(self) -> None:
