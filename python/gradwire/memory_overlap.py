@@ -30,8 +30,14 @@ class Reach:
         return self.address + last + self.width
 
     @property
-    def has_gaps_or_repeats(self) -> bool:
-        return self.end - self.address != int(np.prod(self.shape, dtype=np.int64)) * self.width
+    def is_nested(self) -> bool:
+        """Whether each stride is beyond the reach of those below it: no elements overlap."""
+        reach = self.width
+        for stride, n in sorted(zip(self.strides, self.shape, strict=True)):
+            if n > 1 and stride < reach:
+                return False
+            reach += (n - 1) * stride
+        return True
 
 
 def first_overlap(reaches: Iterable[Reach]) -> tuple[str, str] | None:
@@ -55,7 +61,7 @@ def first_overlap(reaches: Iterable[Reach]) -> tuple[str, str] | None:
 
 def _overlap_of(reaches: Sequence[Reach]) -> tuple[str, str] | None:
     """The same for arrays whose reaches are one span of memory."""
-    if len(reaches) < 2 and not any(reach.has_gaps_or_repeats for reach in reaches):
+    if len(reaches) < 2 and all(reach.is_nested for reach in reaches):
         return None
     start = reaches[0].address
     marks = np.zeros(max(reach.end for reach in reaches) - start, np.bool_)

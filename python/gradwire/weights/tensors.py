@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.errors import missing
+from gradwire.memory_overlap import Reach, first_overlap
 from gradwire.tensor_dtypes import SAFETENSORS_BITS
 from gradwire.weights.errors import WeightsError
 from gradwire.weights.plain import plain_tensor
@@ -100,34 +101,21 @@ class View:
         return where, _address(values), self.dtype, self.shape, self._axes, signs
 
     @property
-    def span(self) -> tuple[str, int, int]:
-        """Its device, and the addresses of its first byte and behind its last one."""
+    def reach(self) -> Reach:
+        """Where its elements lie; there must be some."""
         where, address, *_ = self.memory
-        reach = [(n - 1) * stride for n, stride in self._axes]
-        before, after = (sum(sign * max(sign * r, 0) for r in reach) for sign in (-1, 1))
-        return where, address + before, address + after + self.values.itemsize
+        # What has negative strides has the memory of what is turned round.
+        first = address + sum((n - 1) * min(stride, 0) for n, stride in self._axes)
+        strides = [abs(stride) for _, stride in self._axes]
+        return Reach(self.key, where, first, self.values.shape, strides, self.values.itemsize)
 
     @property
     def is_writable(self) -> bool:
         """Whether its elements can be written, and share no memory."""
         if not prod(self.values.shape):
             return True
-        return (is_torch(self.values) or self.values.flags.writeable) and not self._overlaps()
-
-    def _overlaps(self) -> bool:
-        """Whether elements share memory."""
-        width = reach = self.values.itemsize
-        axes = sorted((abs(stride), n) for n, stride in self._axes if n > 1)
-        is_plain = True  # each stride is beyond the reach of those below it
-        for stride, n in axes:
-            is_plain = is_plain and stride >= reach
-            reach += (n - 1) * stride
-        if is_plain or axes[0][0] < width or reach < width * prod(self.values.shape):
-            return not is_plain
-        places = np.zeros(1, np.int64)
-        for stride, n in axes:
-            places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
-        return bool((np.diff(np.sort(places)) < width).any())
+        can_write = is_torch(self.values) or self.values.flags.writeable
+        return can_write and first_overlap([self.reach]) is None
 
     @property
     def _axes(self) -> tuple[tuple[int, int], ...]:
@@ -297,12 +285,14 @@ def overlapping(views: Mapping[str, View]) -> Iterator[str]:
     for key, view in views.items():
         if prod(view.shape):
             names.setdefault(view.memory, []).append(key)
-    last: tuple[tuple[str, int, int], list[str]] | None = None
-    for span, keys in sorted((views[keys[0]].span, keys) for keys in names.values()):
-        if last is not None and span[0] == last[0][0] and span[1] < last[0][2]:
+    last: tuple[Reach, list[str]] | None = None
+    reaches = [(views[keys[0]].reach, keys) for keys in names.values()]
+    for reach, keys in sorted(reaches, key=lambda one: (one[0].device, one[0].address)):
+        if last is not None and reach.device == last[0].device and reach.address < last[0].end:
             yield from [*last[1], *keys]
-        if last is None or span[0] != last[0][0] or span[2] > last[0][2]:
-            last = span, keys
+            if reach.end <= last[0].end:
+                continue
+        last = reach, keys
 
 
 def _view(name: str, values: Any, receives: bool) -> View | None:
