@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
+
+from gradwire.argument_types import check_types, fits
 
 _P = ParamSpec("_P")
-_Self = TypeVar("_Self")
 _T = TypeVar("_T")
 
 # What other libraries call an option: whose word it is, and the option here.
@@ -33,7 +34,7 @@ _FOREIGN = {
 @dataclass(frozen=True)
 class OptionRecord:
     """Frozen options that check themselves: a subclass raises from its `__post_init__`, after this
-    class has raised TypeError for a number that is not whole."""
+    class has raised TypeError for a value of another type than its annotation."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         _check_names(cls.__name__, given, {field.name: field.default for field in fields(cls)})
@@ -41,11 +42,7 @@ class OptionRecord:
 
     def __post_init__(self) -> None:
         """The end of the chain: a record may have several records as bases."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_whole = hasattr(value, "__index__") or (value is None and field.type != "int")
-            if field.type in ("int", "int | None") and not is_whole:
-                raise TypeError(f"{field.name} is {value!r}; a whole number is needed")
+        check_types(type(self), vars(self))
 
     def given(self, **plain: Any) -> Self:
         """The record with options that were given as plain keywords, too; None: it was not given.
@@ -99,16 +96,22 @@ def _check_names(owner: str, given: Mapping[str, Any], known: Mapping[str, Any])
             raise TypeError(describe_unknown(owner, name, known))
 
 
-def explains_arguments(
-    init: Callable[Concatenate[_Self, _P], _T],
-) -> Callable[Concatenate[_Self, _P], _T]:
-    """Decorates an `__init__`: a keyword that it lacks raises TypeError, see `describe_unknown`."""
-    parameters = inspect.signature(init).parameters
+def explains_arguments(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a function or an `__init__`. A keyword that it lacks raises TypeError, see
+    `describe_unknown`; so does one of another type than its annotation."""
+    parameters = inspect.signature(call).parameters
     known = {name: p.default for name, p in parameters.items() if name != "self"}
+    leads = next(iter(known)) == "optimizer"  # the function says more of a model in its place
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
-    @wraps(init)
-    def checked(self: _Self, /, *args: _P.args, **given: _P.kwargs) -> _T:
-        _check_names(type(self).__name__, given, known)
-        return init(self, *args, **given)
+    @wraps(call)
+    def checked(*args: _P.args, **given: _P.kwargs) -> _T:
+        owner = type(args[0]).__name__ if "self" in parameters else call.__name__
+        if not takes_any:
+            _check_names(owner, given, known)
+        named: dict[str, Any] = dict(zip(parameters, args, strict=False)) | given
+        if not leads or fits(call, "optimizer", named.get("optimizer")):
+            check_types(call, named)
+        return call(*args, **given)
 
     return checked

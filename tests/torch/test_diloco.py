@@ -223,7 +223,7 @@ def test_one_of_several_that_is_not_stepped_is_named(steps: int) -> None:
 def test_exchanged_arguments_are_named() -> None:
     model = Distances()
     inner = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"the first argument is the model, .* first is a SGD"):
+    with pytest.raises(TypeError, match=r"^model is a SGD; a torch"):
         DiLoCo(inner, model, outer_of(model), 2)  # type: ignore[arg-type]
 
 

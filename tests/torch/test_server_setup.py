@@ -43,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ranks": 3, "role": "worker"}, ValueError, "ranks= and role= are for ranks that come and"),
     ({**ELASTIC, "store": None}, ValueError, "ranks= and role=: processes can join with store="),
     ({**ELASTIC, "role": "boss"}, ValueError, "role is 'boss'; valid are 'worker' and 'server'"),
-    ({**ELASTIC, "store": "host:29500"}, TypeError, "store is a str; a store of torch.distributed"),
+    ({**ELASTIC, "store": "host:29500"}, TypeError, "store is 'host:29500'; a store of torch"),
     ({**ELASTIC, "lost_after": 0.0}, ValueError, "lost_after is 0.0; it is a number of seconds"),
     ({**ELASTIC, "ranks": 1}, ValueError, "servers is 1; a world of 1 ranks has 1 to 0 servers"),
     ({**ELASTIC, "min_ranks": 2}, ValueError, "min_ranks=2 is for LocalSteps"),

@@ -563,10 +563,9 @@ def test_both_a_version_and_local_files_are_refused(tmp_path: Path) -> None:
         Subscriber(tmp_path, local=tmp_path, version=0)
 
 
-@pytest.mark.parametrize("value", [-1, 1.5])
-def test_a_number_of_versions_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(WeightsError, match=f"anchor_every={value}"):
-        Publisher(tmp_path, anchor_every=value)
+def test_a_number_of_versions_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="anchor_every=-1"):
+        Publisher(tmp_path, anchor_every=-1)
 
 
 @pytest.mark.parametrize("begin", [Publisher, Subscriber])

@@ -39,6 +39,7 @@ from gradwire.contrib.federated import (
     require_finite,
 )
 from gradwire.errors import missing
+from gradwire.option_record import explains_arguments
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -69,6 +70,7 @@ class CompressionMod:
     that the server states. A server takes none for shapes that are not those of its model.
     """
 
+    @explains_arguments
     def __init__(self, codec: str = UPDATES, *, min_numel: int = 256) -> None:
         self.codec = gradwire.Compressor(codec, 1).codec
         self.min_numel = min_numel
@@ -143,6 +145,7 @@ class CompressedGrid(Grid):
     does not fit the model, is corrupt or not finite.
     """
 
+    @explains_arguments
     def __init__(self, grid: Grid, codec: str = MODELS, *, min_numel: int = 256) -> None:
         self._grid = grid
         self._codec = codec_of_models(codec)

@@ -37,6 +37,7 @@ from gradwire.contrib.federated import (
     require_finite,
 )
 from gradwire.errors import missing
+from gradwire.option_record import explains_arguments
 from gradwire.tensor_dtypes import bytes_of
 from gradwire.weights.tensors import View, is_torch, typed_values, views_of
 
@@ -62,6 +63,7 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 class _Filter(DXOFilter):
     _compresses: bool
 
+    @explains_arguments
     def __init__(self, weights: str = MODELS, updates: str = UPDATES, min_numel: int = 256) -> None:
         kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
@@ -211,6 +213,7 @@ class DecompressFilter(_Filter):
         return arrays
 
 
+@explains_arguments
 def compress(
     recipe: Any,
     *,

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.session import Session, SessionOwner
 from gradwire.torch.checkpoint import StateDict
@@ -106,6 +107,7 @@ class QSVRG(SessionOwner):
 
     _session: Session
 
+    @explains_arguments
     def __init__(
         self,
         params: Iterable[torch.Tensor],

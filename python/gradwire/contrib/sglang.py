@@ -18,6 +18,7 @@ from typing import Any
 from gradwire.container import Tensor
 from gradwire.errors import missing
 from gradwire.files import replace_file
+from gradwire.option_record import explains_arguments
 from gradwire.tensor_files import header_of, order_in_file
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
@@ -51,6 +52,7 @@ class WeightFolders:
         rename: Gives a tensor's name in the checkpoint.
     """
 
+    @explains_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.backend.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.backend.process_group import NAME, GradwireGroup
 from gradwire.torch.errors import ResidualDroppedWarning
@@ -55,6 +56,7 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
     are left go on. Raises GradwireError for an unknown codec, ValueError for other arguments.
     """
 
+    @explains_arguments
     def __init__(
         self,
         codec: str = "int8:bucket=256",

@@ -53,16 +53,16 @@ class Way:
         undo: What `detach` does, the last first.
 
     Raises:
-        TypeError: The class that is taken lacks an option.
+        TypeError: The class that is taken lacks an option, or an option is of another type.
     """
 
     def __init__(self, owner: str, codec: str | None, options: Mapping[str, Any]) -> None:
         self.is_local = not options.keys().isdisjoint(_LOCAL)
         kind = LocalSteps if self.is_local else GradwireState
         why = f"every= is {'' if self.is_local else 'not '}given"
-        check_options(owner, options, kind, why)
-        self._owner = owner
         self._options = {"codec": codec, **options}
+        check_options(owner, self._options, kind, why)
+        self._owner = owner
         self._exchange: GradwireState | LocalSteps | None = None
         self._local: LocalSteps | None = None  # until `detach`
         self.is_attached = False

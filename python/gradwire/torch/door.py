@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.option_record import describe_unknown
+from gradwire.argument_types import check_types
+from gradwire.option_record import describe_unknown, explains_arguments
 from gradwire.torch.hook.ddp_module import require_unhooked
 from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
 from gradwire.torch.live import ScalarWriter
@@ -46,6 +47,7 @@ class Compressed(Protocol):
         """Ends the communication."""
 
 
+@explains_arguments
 def compress(
     model: nn.Module, optimizer: Optimizers, codec: str | None = None, **options: Any
 ) -> Any:
@@ -68,7 +70,7 @@ def compress(
         A GradwireState, a FullyShardComm or a LocalSteps; see Compressed for what they share.
 
     Raises:
-        TypeError: The class that is taken lacks an option.
+        TypeError: The class that is taken lacks an option, or an option is of another type.
         RuntimeError: The model in DistributedDataParallel has a hook.
         Further errors: Those of its constructor.
     """
@@ -96,7 +98,8 @@ def compress(
 
 
 def check_options(owner: str, options: Mapping[str, Any], way: type, why: str) -> None:
-    """Raises TypeError for an option that the way lacks, which the user gave to `owner`."""
+    """Raises TypeError for an option that the way lacks, or that is of another type, which the user
+    gave to `owner`."""
     known, local = (
         {name: p.default for name, p in inspect.signature(each).parameters.items()}
         for each in (way, LocalSteps)
@@ -108,3 +111,4 @@ def check_options(owner: str, options: Mapping[str, Any], way: type, why: str) -
             )
         if name not in known:
             raise TypeError(describe_unknown(owner, name, known))
+    check_types(way.__init__, options)  # type: ignore[misc] # it is that of this class

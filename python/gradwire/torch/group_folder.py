@@ -16,6 +16,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from gradwire.option_record import explains_arguments
 from gradwire.strict_json import parse_json
 from gradwire.torch.errors import CommunicationError, PeerLostError, PeerSilentError
 from gradwire.torch.network.meeting import connect
@@ -71,6 +72,7 @@ class GroupFolder(Folder):
         CommunicationError: Not all ranks have come; the message names those that are missing.
     """
 
+    @explains_arguments
     def __init__(
         self,
         group: dist.ProcessGroup | None = None,

@@ -94,7 +94,6 @@ class Members(OptionRecord):
 
     Raises:
         ValueError: The arguments exclude each other.
-        TypeError: `store` is no store of torch.distributed.
     """
 
     process_group: dist.ProcessGroup | None = None
@@ -131,11 +130,6 @@ class Members(OptionRecord):
         if names and self.process_group is not None:
             raise ValueError(
                 "with store= the ranks make groups of their own: leave out process_group"
-            )
-        if names and not isinstance(self.store, Store):
-            raise TypeError(
-                f"store is a {type(self.store).__name__}; a store of torch.distributed is needed, "
-                "such as TCPStore(host, port)"
             )
 
     @property

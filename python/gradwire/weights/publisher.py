@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gradwire.option_record import explains_arguments
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
@@ -79,6 +80,7 @@ class Publisher:
         patience: The seconds in which ranks wait for each other.
     """
 
+    @explains_arguments
     def __init__(
         self,
         store: str | os.PathLike[str] | Folder,
@@ -100,7 +102,7 @@ class Publisher:
                 f"{ranks} ranks need run=: a text that all of them share and no earlier start had, "
                 "such as the job's number and the count of its restarts"
             )
-        if not isinstance(anchor_every, int) or anchor_every < 0:
+        if anchor_every < 0:
             raise WeightsError(f"anchor_every={anchor_every}: a number of versions, or 0 for never")
         self._late = min(patience, _LATE)
         self._store = Store(store, self._late, threads)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.option_record import explains_arguments
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
 from gradwire.weights.errors import MissingVersionError, StaleBaseError, WeightsError
@@ -72,6 +73,7 @@ class Subscriber:
         patience: The seconds that a file of the store may be late.
     """
 
+    @explains_arguments
     def __init__(
         self,
         store: str | os.PathLike[str] | Folder,

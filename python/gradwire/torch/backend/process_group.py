@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.backend.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -322,6 +323,7 @@ for _name in dir(dist.ProcessGroup):
         setattr(GradwireGroup, _name, _passed_on(_name))
 
 
+@explains_arguments
 def register_backend(
     all_reduce: str | None = CODEC,
     reduce_scatter: str | None = CODEC,

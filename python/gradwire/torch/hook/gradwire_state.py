@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,7 @@ _COPY = (
 )
 
 
+@runtime_checkable
 class LossScaler(Protocol):
     """The part of `torch.amp.GradScaler` that the hook needs."""
 

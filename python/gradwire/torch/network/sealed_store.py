@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import TAG_BYTES, VARIABLE, JobKey
+from gradwire.option_record import explains_arguments
 from gradwire.torch.errors import JobKeyError
 from gradwire.torch.network.transport import ABORT_SECONDS, T, join
 
@@ -192,6 +193,7 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
+@explains_arguments
 def host_store(address: str, port: int) -> TCPStore:
     """A store for processes that come and go (`store=`), which others reach at this address alone.
 

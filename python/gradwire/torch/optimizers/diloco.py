@@ -86,17 +86,6 @@ class DiLoCo:
         compression: Compression = Compression(),
         execution: Execution = Execution(),
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                "the first argument is the model, and the second is the inner optimizer; the "
-                f"first is a {type(model).__name__}"
-            )
-        for part in inner_optimizer if isinstance(inner_optimizer, list) else [inner_optimizer]:
-            if not isinstance(part, Optimizer):
-                raise TypeError(
-                    "inner_optimizer must be an optimizer, or a list of some; it has a "
-                    f"{type(part).__name__}"
-                )
         with _in_these_names():
             self.optimizer = LocalSteps(
                 inner_optimizer,

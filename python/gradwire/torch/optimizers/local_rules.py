@@ -14,6 +14,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 from gradwire._core import spell_out_codec
 from gradwire.errors import keeps_residual, sends_late
 from gradwire.local_schedule import GATED_CODEC, Schedule
+from gradwire.option_record import explains_arguments
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
@@ -219,12 +220,14 @@ def like(optimizer: Optimizer) -> OuterFactory:
     return lambda parameters: remake(optimizer, [{**options, "params": parameters}])
 
 
+@explains_arguments
 def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
     """DiLoCo's outer optimizer (Douillard et al. 2023, arXiv:2311.08105): SGD with Nesterov
     momentum, with the values that its authors found best."""
     return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
 
 
+@explains_arguments
 def pulse_loco(lr: float = 0.7, momentum: float = 0.9) -> dict[str, Any]:
     """PULSELoCo (Miahi and Belilovsky 2026, arXiv:2602.03839), as arguments of LocalSteps:
 
@@ -249,6 +252,7 @@ def check_gated(codecs: Iterable[str]) -> None:
             )
 
 
+@explains_arguments
 def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> dict[str, Any]:
     """SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706), as arguments of LocalSteps:
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 import torch
 import torch.distributed as dist
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.checkpoint import (
     StateDict,
     from_bytes,
@@ -151,6 +152,7 @@ class Target(TypedDict, total=False):
 
 
 @ordinary_tensors()
+@explains_arguments
 def reshard(
     states: Sequence[StateDict],
     world_size: int,

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
+from gradwire.option_record import OptionRecord
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.meeting import require_group
 from gradwire.torch.options import Compression, Execution, Members
@@ -52,7 +53,7 @@ def check_members(members: Members, pulls: str) -> None:
 
 
 @dataclass(frozen=True)
-class BackupWorkers:
+class BackupWorkers(OptionRecord):
     """For `ServerOptimizer(backup_workers=)`: each version is finished without `number` pushes.
 
     turns: Whose pushes it counts. "own": one of each worker. "any": a worker that is done also
