@@ -119,10 +119,11 @@ def deal_by_size(sizes: Sequence[tuple[str, int]], fragments: int) -> list[list[
     layers: dict[str, list[int]] = {}
     for place, (name, _) in enumerate(sizes):
         layers.setdefault(name.rpartition(".")[0], []).append(place)
-    if fragments > len(layers):
+    most = max(len(layers), 1)  # a model without parameters is one fragment
+    if fragments > most:
         raise ValueError(
             f"fragments is {fragments}, but the model has {len(layers)} layers, and a layer is not "
-            f"cut: take fragments={len(layers)} or fewer"
+            f"cut: take fragments={most} or fewer"
         )
     sized = [(sum(sizes[place][1] for place in layer), layer) for layer in layers.values()]
     dealt: list[tuple[int, list[int]]] = [(0, [])] * fragments

@@ -41,7 +41,7 @@ class Serving(Side[ServerPart]):
         here = [
             ServerPart(i, part, rank, plan, self._update)
             for i, part in enumerate(plan.parts)
-            if not settings.is_tensorwise or _has_values(part[0], rank)
+            if len(plan.parts) == 1 or _has_values(part[0], rank)
         ]
         super().__init__(plan, rank, optimizer, range(settings.workers), here)
         self._places = places

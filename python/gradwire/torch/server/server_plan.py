@@ -59,7 +59,9 @@ def make_plan(
     for pattern in layout.unmatched:
         text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
         warnings.warn(text, UnmatchedPatternWarning, stacklevel=3)
-    parts = _divide(settings, layout, named) if settings.is_tensorwise else [(layout, named)]
+    # (Without values no server has a tensor, and all have the model as one part.)
+    is_divided = settings.is_tensorwise and layout.segments
+    parts = _divide(settings, layout, named) if is_divided else [(layout, named)]
     stage = stage_for(device_of(named), takes_kernels=False)
     return ServerPlan(settings, named, layout, parts, buffers, stage)
 
@@ -70,8 +72,10 @@ def _divide(
     """Tensors of one server that follow each other, and their layout."""
     gathered: list[tuple[int, list[NamedTensor]]] = []
     open_parts: dict[int, list[NamedTensor]] = {}  # by server
-    for segment, tensor in zip(whole.segments, named, strict=True):
-        server = segment["owner"]
+    owners = {segment["name"]: segment["owner"] for segment in whole.segments}
+    for tensor in named:
+        if (server := owners.get(tensor[0])) is None:  # it has no values
+            continue
         if server not in open_parts:
             open_parts[server] = []
             gathered.append((server, open_parts[server]))
@@ -89,4 +93,6 @@ def _divide(
             f"the model has {len(gathered)} parts, and at most {_MOST_PARTS} can be "
             f"exchanged one by one; {INSTEAD}"
         )
+    # Those without values go with the first part, which is pushed last anyway.
+    gathered[0][1].extend(tensor for tensor in named if tensor[0] not in owners)
     return [(settings.layout_of(part, owner=server), part) for server, part in gathered]

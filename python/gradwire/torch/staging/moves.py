@@ -62,12 +62,15 @@ def _copies(
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    # (PyTorch has strides of 0 for some tensors without values, which it can't look at as bytes.)
+    flat = tensor.contiguous().view(-1) if tensor.numel() else tensor.new_empty(0)
+    return flat.view(torch.uint8)
 
 
 def _as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The bytes as a tensor like this one. (A clone starts at an address that suits every type.)"""
-    return values.clone().view(like.dtype).view(like.shape)
+    flat = values.clone() if like.numel() else values.new_empty(0)
+    return flat.view(like.dtype).view(like.shape)
 
 
 def pack(tensors: Iterable[torch.Tensor], head: Bytes = NOTHING) -> Bytes:
