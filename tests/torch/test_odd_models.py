@@ -56,6 +56,7 @@ class Model(nn.Module):
         total = inputs.sum()
         for parameter in self.parameters(recurse=False):
             total = total + parameter.square().sum()
+        layer: Any
         for layer in self.children():
             rows = torch.ones(2, layer.in_features, device=inputs.device) * inputs[0]
             total = total + layer(rows).square().sum() / 1000
@@ -125,8 +126,8 @@ def with_places(kind: str, memory: str) -> None:
         mock.patch.object(moves, "new_page_locked", in_ordinary_memory),
         mock.patch.object(stage, "new_page_locked", in_ordinary_memory),
     ):
-        for way in ("LocalSteps, AdamW", "ShardedOptimizer"):
-            loopback.run(2, lambda rank, way=way: train(way, kind, DEVICE, memory=memory))
+        train_all("LocalSteps, AdamW", kind, DEVICE, memory=memory)
+        train_all("ShardedOptimizer", kind, DEVICE, memory=memory)
 
 
 @pytest.mark.parametrize("memory", ["device", "host", "pinned"])

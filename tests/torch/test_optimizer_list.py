@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD, AdamW, Muon, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, Optimizer, SparseAdam
 
 from frozen import INPUTS, Distances, loss
 from gradwire.torch import LocalSteps, ShardedOptimizer, compress, loopback
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.optimizer_list import OptimizerList
 from odd_optimizers import OwnRate
+from training import digest
 from ways import integers
 
 RAW = "raw"
@@ -236,3 +238,35 @@ def test_an_optimizer_that_finds_options_from_its_own_gradients_is_told_where_it
         PeerMismatchError, match=r"'d of group 0 .* goes with DDP and gradwire_hook"
     ):
         train(lambda model: [OwnRate(model.parameters())], codec=RAW)
+
+
+def test_sparse_gradients_go_beside_those_whose_noise_is_corrected() -> None:
+    def train_sparse(rank: int, clip_norm: float | None = None, every: int = 1) -> Any:
+        torch.manual_seed(0)
+        rows, layer = nn.Embedding(40, 8, sparse=True), nn.Linear(8, 2)
+        model = nn.Sequential(rows, layer)
+        inner = [SparseAdam(rows.parameters(), lr=0.1), AdamW(layer.parameters(), lr=0.1)]
+        optimizer = LocalSteps(inner, model, every=every, clip_norm=clip_norm)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.tensor([rank, 20 + step])).square().sum().backward()
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        return digest(model), optimizer.stats().gains
+
+    for every in (1, 2):
+        one, other = loopback.run(2, partial(train_sparse, every=every))
+        assert one[0] == other[0]
+        assert one[1][0] == 1.0
+        assert max(one[1][1:]) > 1.0
+    with pytest.raises(TypeError, match=r"of 0\.weight is sparse .* ones: leave out clip_norm, or"):
+        loopback.run(2, partial(train_sparse, clip_norm=1.0))
+
+    def train_adagrad(rank: int) -> None:
+        model = nn.Embedding(40, 8, sparse=True)
+        optimizer = LocalSteps(Adagrad(model.parameters()), model)
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(TypeError, match="of dense ones: give correct_noise=False, or make its nn"):
+        loopback.run(2, train_adagrad)

@@ -37,6 +37,7 @@ class Averaging:
 
     Attributes:
         fragments: Parts of the model, each with its anchors and an exchange that may be under way.
+        corrected: Whether `correct_noise` is for each parameter.
         betas: Momenta of the parameters that are applied late. Empty: none.
         steps: Local steps so far: how far the training is, equal on all ranks at the same step.
         clock: Steps since the schedule began.
@@ -59,7 +60,7 @@ class Averaging:
         self.steps = self.clock = self.exchanges = 0
         self.arrived = StepCounters()
         self._kept = [1.0] * len(replica.named)  # by weight decay, since the anchors
-        self._corrected = rules.corrected(optimizer)
+        self.corrected = rules.corrected(optimizer)
         self._gradients_count = True  # false after a step that a GradScaler left out
         # Of the last exchange that arrived: whether it was not finite, and how it was applied.
         self._last_skipped, self._last_mix = False, 0.0
@@ -74,6 +75,11 @@ class Averaging:
         parameters = self.replica.parameters
         chosen = parameters if places is None else [parameters[place] for place in places]
         return [None if p.grad is None else local_of(p.grad) for p in chosen]
+
+    def _measured(self, places: Sequence[int]) -> list[torch.Tensor | None]:
+        """The gradients at these places, but for those whose noise does not matter."""
+        found = zip(places, self.gradients(places), strict=True)
+        return [g if self.rules.measures(self.corrected[place]) else None for place, g in found]
 
     def copy_parameters(self) -> list[list[torch.Tensor]]:
         """For `count_step`, before the optimizer's step."""
@@ -146,7 +152,7 @@ class Averaging:
         fragment.write_changes()
         bucket = fragment.bucket
         none: list[torch.Tensor | None] = [None] * len(fragment.places)
-        gradients = self.gradients(fragment.places) if self._gradients_count else none
+        gradients = self._measured(fragment.places) if self._gradients_count else none
         norms = bucket.beside[:0] if fragment.noise is None else norms_of(gradients)
         fault, norms_read = bucket.look_with(norms.to(bucket.values.device))
         if fault is not None:
@@ -218,7 +224,7 @@ class Averaging:
     def _gains_of(self, fragment: Fragment) -> list[float]:
         assert fragment.noise is not None, "gains are made of it"
         places = zip(fragment.places, fragment.noise.gains(), strict=True)
-        return [gain if self._corrected[place] else 1.0 for place, gain in places]
+        return [gain if self.corrected[place] else 1.0 for place, gain in places]
 
     # States -------------------------------------------------------------------------------------
 

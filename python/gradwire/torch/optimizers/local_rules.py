@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,30 @@ class LocalRules:
             self.correct_noise and (not known or id(part) in known)
             for part, _, _ in each_parameter(optimizer)
         ]
+
+    def measures(self, is_corrected: bool) -> bool:
+        """Whether the noise of a parameter's gradient matters: of all, to clip by their norm."""
+        return is_corrected or self.clip_norm is not None
+
+    def check_gradients(
+        self,
+        names: Sequence[str],
+        gradients: Sequence[torch.Tensor | None],
+        corrected: Sequence[bool],
+    ) -> None:
+        """Raises TypeError for a sparse gradient whose noise matters: that is measured of dense
+        ones alone."""
+        for name, gradient, is_corrected in zip(names, gradients, corrected, strict=True):
+            if gradient is None or gradient.layout == torch.strided:
+                continue
+            if self.measures(is_corrected):
+                remedies = [] if self.clip_norm is None else ["leave out clip_norm"]
+                remedies += ["give correct_noise=False"] * is_corrected
+                raise TypeError(
+                    f"the gradient of {name} is sparse ({gradient.layout}), and LocalSteps "
+                    f"measures the noise of dense ones: {' and '.join(remedies)}, or make its "
+                    "nn.Embedding or nn.EmbeddingBag with sparse=False"
+                )
 
     @staticmethod
     def choose(

@@ -44,7 +44,7 @@ from gradwire.torch.optimizers.late_momentum import check_momentum, without_mome
 from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import ordinary_tensors, require_dense
+from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.tensor_memory import require_memory
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
@@ -78,8 +78,8 @@ class LocalSteps(WrappingOptimizer):
     NonFiniteStepWarning names the rank, stats() counts the step, and residuals are kept. That rank
     goes back to the anchors of all fragments, and its optimizer loses its state.
 
-    Sparse gradients may be used if the wrapped optimizer takes them, without clip_norm and
-    correct_noise: only changes of parameters are sent.
+    Sparse gradients may be used if the wrapped optimizer takes them, without clip_norm, and where
+    correct_noise changes nothing: only changes of parameters are sent.
 
     A model that `fully_shard` (FSDP2) has sharded inside a machine, on a mesh of one dimension, may
     have replicas on other machines: process_group is the group of the ranks with the same shard,
@@ -288,9 +288,8 @@ class LocalSteps(WrappingOptimizer):
         gradients = self._averaging.gradients()
         factor = 1.0 if scale is None else 1.0 / scale
         if self._rules.has_noise:
-            for name, gradient in zip(self._replica.names, gradients, strict=True):
-                if gradient is not None:
-                    require_dense(name, gradient)
+            corrected = self._averaging.corrected
+            self._rules.check_gradients(self._replica.names, gradients, corrected)
         if self._rules.clip_norm is not None:
             noises = [f.noise for f in self._averaging.fragments if f.noise is not None]
             norm = factor * average_norm(noises, gradients, self._replica.shards)
