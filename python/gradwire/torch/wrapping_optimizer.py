@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import sys
 import warnings
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -313,14 +314,30 @@ def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
         for place in places:
             place.grad = torch.zeros_like(place)
         groups.append({**group, "params": places})
-    copy = remake(optimizer, groups)
-    copy.step()
-    return copy
+    made = remake(optimizer, groups)
+    made.step()
+    return made
 
 
 def remake(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-    """A new optimizer of its class with these groups of parameters, which have all options."""
+    """A new optimizer of its class with these groups of parameters, which have all options. It
+    gets copies of the options."""
     made = type(optimizer).__new__(type(optimizer))
+    own = [{**copy_options(group), "params": group["params"]} for group in groups]
     state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-    made.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    defaults = copy_options(optimizer.defaults)
+    made.__setstate__({"defaults": defaults, "state": state, "param_groups": own})
     return made
+
+
+def copy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group, without its parameters. What can't be copied is shared."""
+    return {name: _copy(value) for name, value in options.items() if name != "params"}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    with contextlib.suppress(Exception):  # of any object's own code
+        return copy.deepcopy(value)
+    return value

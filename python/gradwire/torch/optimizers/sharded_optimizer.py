@@ -47,6 +47,7 @@ from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
+    copy_options,
     finer_codec,
     refuse_modes,
     refuse_several_gradients,
@@ -248,7 +249,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
             **self._session.state_dict(self._replica.identity(self._session), self._steps),
             "optimizer_class": type(self._optimizer).__name__,
             "shard": self._shard.state_dict(),
-            "options": options_of(self.param_groups),
+            "options": [copy_options(group) for group in options_of(self.param_groups)],
             "wide": [values.clone() for values in self._wide_of_16_bits()],
         }
 
@@ -275,6 +276,6 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._session.load_state_dict(state)
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
-            group.update(options)
+            group.update(copy_options(options))
         overwrite(wide, saved_wide)
         self._replica.shared.allow_load()
