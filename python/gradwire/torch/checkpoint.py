@@ -46,6 +46,7 @@ from gradwire.errors import warn_deprecated
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.parameters import NamedShape, clean_name, ordinary_tensors
 from gradwire.torch.staging.moves import moved
+from gradwire.torch.state_kinds import require_dict, require_state
 
 FORMAT = 2
 StateDict = dict[str, Any]
@@ -109,7 +110,8 @@ def from_bytes(saved: bytes) -> StateDict:
 
 def with_clean_names(state: StateDict) -> StateDict:
     """The state with names of parameters as states have them now. Earlier ones kept the prefixes of
-    modules that wrap others."""
+    modules that wrap others. Raises TypeError for what is no dict."""
+    require_dict(state)
     return state | {key: _clean(state[key]) for key in _NAMING & state.keys()}
 
 
@@ -248,9 +250,8 @@ def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
 
 def residuals_of(state: StateDict) -> list[Residual]:
     """The state's residuals. Raises ValueError if it is no state, or that of a later version."""
-    version = state.get("format")
-    if not isinstance(version, int) or version < 1:
-        raise ValueError(f"not a gradwire state: its format is {version!r}")
+    require_state(state)
+    version = state["format"]
     if version > FORMAT:
         raise ValueError(
             f"the state has format {version}, and this version of gradwire reads formats 1 to "

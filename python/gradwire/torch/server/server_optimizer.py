@@ -31,6 +31,7 @@ from gradwire.torch.server.server_settings import (
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 from gradwire.torch.shared_parameters import SharedParameters
+from gradwire.torch.state_kinds import own_part_of
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
@@ -368,7 +369,7 @@ class ServerOptimizer(WrappingOptimizer):
             raise RuntimeError("load_state_dict comes before connect()")
         if self.joined:
             raise RuntimeError("a process that joins loads no state: it gets the servers' model")
-        own = checkpoint.with_clean_names(state_dict["gradwire"])
+        own = checkpoint.with_clean_names(own_part_of(state_dict))
         self._identity().check(own)
         if own.get("workers", self.workers) != self.workers:
             raise ValueError(
