@@ -177,7 +177,7 @@ def test_an_exchange_that_kernels_lack_is_done_on_the_host(cluster: Cluster) -> 
 def test_a_captured_step_is_refused() -> None:
     bucket = mock.Mock()
     with (
-        mock.patch("gradwire.torch.hook.gradwire_state.is_capturing", return_value=True),
+        mock.patch("gradwire.torch.hook.ddp_module.is_capturing", return_value=True),
         pytest.raises(RuntimeError, match="can't be captured in a CUDA graph"),
     ):
         GradwireState().average(bucket)

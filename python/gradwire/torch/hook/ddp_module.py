@@ -18,8 +18,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch.checkpoint import MemoryOrder
+from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import ranks_in_world
 from gradwire.torch.parameters import clean_name, named_parameters, uncompiled
+from gradwire.torch.staging.stage import is_capturing
 
 
 def find_module(state: object, parameters: Sequence[torch.Tensor]) -> DistributedDataParallel:
@@ -84,6 +86,48 @@ def _names_in(
 ) -> list[str | None]:
     names = {id(parameter): name for name, parameter in named_parameters(module)}
     return [names.get(id(parameter)) for parameter in parameters]
+
+
+def check_bucket(values: torch.Tensor) -> None:
+    """Raises RuntimeError in the capture of a CUDA graph, and TypeError for gradients of a dtype
+    that is not averaged."""
+    if is_capturing(values):
+        raise RuntimeError(
+            "gradwire_hook can't be captured in a CUDA graph, because the host makes the packets: "
+            "leave backward() out of the graph"
+        )
+    if values.dtype not in RAW_CODECS:
+        raise TypeError(
+            "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
+            f"{values.dtype}: make the model float32 (model.float())"
+        )
+
+
+class ThawWatch:
+    """Looks at the buckets of each step for the parameters that need a gradient now. DDP averages
+    those alone that needed one when it was made."""
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        ignored = set(map(clean_name, module.parameters_to_ignore))
+        self._names = {id(p): n for n, p in named_parameters(module) if n not in ignored}
+        self._parameters = [p for n, p in named_parameters(module) if n not in ignored]
+        self._seen: set[int] = set()  # in the buckets of this step
+
+    def look(self, index: int, parameters: Sequence[torch.Tensor], is_last: bool) -> None:
+        """Called for each bucket. Raises RuntimeError naming a parameter that is in none."""
+        if index == 0:
+            self._seen.clear()
+        self._seen.update(map(id, parameters))
+        if not is_last or len(self._seen) == len(self._names):
+            return
+        for parameter in self._parameters:
+            if parameter.requires_grad and id(parameter) not in self._seen:
+                raise RuntimeError(
+                    f"{self._names[id(parameter)]} was frozen, or not there, when "
+                    "DistributedDataParallel was made, which does not average its gradient, so "
+                    "that each rank would train its own: thaw it before "
+                    "DistributedDataParallel(model), or wrap the model again"
+                )
 
 
 def averaged(module: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:

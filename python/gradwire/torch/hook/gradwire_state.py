@@ -21,10 +21,12 @@ from gradwire.torch import checkpoint
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.buckets.ledger import Ledger
 from gradwire.torch.buckets.session import Session, SessionOwner
-from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.hook.ddp_module import (
     BucketOrders,
+    ThawWatch,
     averaged,
+    check_bucket,
     check_ranks,
     find_module,
     module_in,
@@ -35,7 +37,6 @@ from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import NamedShape, device_of, named_parameters, require_dense
-from gradwire.torch.staging.stage import is_capturing
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
 
@@ -143,6 +144,7 @@ class GradwireState(SessionOwner):
         self._names: dict[torch.Tensor, str] = {}
         self._orders = BucketOrders()
         self._optimizer_watch: OptimizerWatch | None = None
+        self._thaw_watch: ThawWatch | None = None
         self._iterations = 0
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
@@ -173,6 +175,7 @@ class GradwireState(SessionOwner):
             "_names": {},
             "_orders": BucketOrders(),
             "_optimizer_watch": None,
+            "_thaw_watch": None,
         }
 
     # The hook ----------------------------------------------------------------------------------
@@ -186,23 +189,21 @@ class GradwireState(SessionOwner):
         Raises TypeError for gradients that are sparse, that are not float32, bfloat16 or float16,
         or that are neither on the CPU nor on one GPU; ValueError for an exchange that a GPU does
         not have, and for parameters of another model; RuntimeError for a GPU in a build without
-        CUDA, in the capture of a CUDA graph, if the module is not found, or if a parameter's
-        strides have changed; and the first error of the communication again if there was an error.
+        CUDA, in the capture of a CUDA graph, if the module is not found, if a parameter's strides
+        have changed, or if it was thawed; and the first error of the communication again.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         self._check_session()
         values = bucket.buffer()
-        if is_capturing(values):
-            raise RuntimeError(
-                "gradwire_hook can't be captured in a CUDA graph, because the host makes the "
-                "packets: leave backward() out of the graph"
-            )
+        check_bucket(values)
         parameters = bucket.parameters()
         if any(parameter not in self._names for parameter in parameters):
             self._name_parameters(parameters)
+        assert self._thaw_watch is not None, "it is made with the names"
+        self._thaw_watch.look(bucket.index(), parameters, bucket.is_last())
         names = [self._names[parameter] for parameter in parameters]
         require_dense(names[0], values)  # DDP gives a sparse gradient a bucket of its own
-        self._check_gradients(values)
+        self._check_device(values)
         orders = self._orders.find(bucket.index(), names, parameters, values)
         if self._session is None:
             self._session = self._connect(values.device)
@@ -324,7 +325,7 @@ class GradwireState(SessionOwner):
                 "this bucket: give the one that the hook is registered with"
             )
         device_of(averaged(module))
-        self._names = names
+        self._names, self._thaw_watch = names, ThawWatch(module)
         self._settings = self._settings.with_last_excluded(self._shapes(trainable=True))
         if self._loaded is not None:
             self._identity().check(self._loaded)
@@ -356,12 +357,7 @@ class GradwireState(SessionOwner):
         codec = usual_push_codec(layout)
         self._optimizer_watch = OptimizerWatch(sent, codec, self._place()[0])
 
-    def _check_gradients(self, values: torch.Tensor) -> None:
-        if values.dtype not in RAW_CODECS:
-            raise TypeError(
-                "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
-                f"{values.dtype}: make the model float32 (model.float())"
-            )
+    def _check_device(self, values: torch.Tensor) -> None:
         if values.device == self._device:
             return
         if self._device is not None:

@@ -1,0 +1,41 @@
+"""A parameter that DistributedDataParallel does not average is named when it is trained."""
+
+from __future__ import annotations
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster import Cluster
+from gradwire.torch import GradwireState
+from test_hook_models import hooked, step
+from training import make_model
+
+
+def thaw(after: int, deed: str) -> tuple[int, str]:
+    """The steps that are taken, and the error. Thaws a layer after so many steps."""
+    model, state = make_model(), GradwireState("int8", start_iter=0)
+    model.second.requires_grad_(False)
+    if deed == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            model, ["second.weight", "second.bias"]
+        )
+    ddp = hooked(model, state)
+    for number in range(4):
+        if number == after:
+            model.second.requires_grad_(True)
+            if deed == "wrapped again":
+                ddp = hooked(model, state)
+        try:
+            step(ddp, number)
+        except RuntimeError as error:
+            return number, str(error)
+    return 4, ""
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_parameter_that_is_thawed_later_is_named(cluster: Cluster, after: int) -> None:
+    for steps, said in cluster.run(2, thaw, after, "thawed"):
+        assert steps == after
+        assert "second.weight was frozen, or not there, when DistributedDataParallel" in said
+    for deed in ("wrapped again", "ignored"):
+        assert cluster.run(2, thaw, after, deed) == [(4, "")] * 2
