@@ -30,6 +30,7 @@ ELASTIC: dict[str, Any] = {
     "ranks": 3,
     "role": "worker",
 }
+PAIRS = "in it; pairs of a name and a tensor are needed, as model.named_parameters() gives them"
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"codec": "3cl"}, gradwire.GradwireError, "3lc"),
     ({"servers": 0}, ValueError, "servers is 0; a world of 3 ranks has 1 to 2 servers"),
@@ -52,6 +53,9 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
     ({"timeout": 0.0}, ValueError, "timeout is 0"),
     ({"exclude_last": 1}, ValueError, "exclude_last needs the names: give named_parameters= or"),
+    ({"named_parameters": nn.Linear(300, 4).parameters()}, TypeError, f"has a Parameter {PAIRS}"),
+    ({"named_parameters": {"weight": 3}}, TypeError, f"named_parameters has a str {PAIRS}"),
+    ({"named_parameters": [("weight", 3)]}, TypeError, f"named_parameters has a tuple {PAIRS}"),
     ({"named_parameters": []}, ValueError, "parameter 0 of group 0 is not among"),
 ]
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
@@ -49,11 +50,12 @@ def make_plan(
     named_parameters: Iterable[NamedTensor] | None,
     buffers: ModelBuffers | None,
 ) -> ServerPlan:
-    """Raises ValueError for a model that can't be exchanged as the settings say, and the errors of
-    name_parameters."""
+    """Raises ValueError for a model that can't be exchanged as the settings say, TypeError for
+    named parameters without names, and the errors of name_parameters."""
     if named_parameters is None and settings.exclude_last:
         raise ValueError("exclude_last needs the names: give named_parameters= or model=")
-    named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
+    pairs = None if named_parameters is None else _require_pairs(named_parameters)
+    named = name_parameters(optimizer, pairs, tuple(RAW_CODECS))
     settings = settings.with_last_excluded(shapes_of(named))
     layout = settings.layout_of(named)
     for pattern in layout.unmatched:
@@ -64,6 +66,21 @@ def make_plan(
     parts = _divide(settings, layout, named) if is_divided else [(layout, named)]
     stage = stage_for(device_of(named), takes_kernels=False)
     return ServerPlan(settings, named, layout, parts, buffers, stage)
+
+
+def _require_pairs(given: Iterable[object]) -> list[NamedTensor]:
+    """What is given, or TypeError."""
+    pairs: list[NamedTensor] = []
+    for pair in given:
+        match pair:
+            case (str() as name, torch.Tensor() as tensor):
+                pairs.append((name, tensor))
+            case _:
+                raise TypeError(
+                    f"named_parameters has a {type(pair).__name__} in it; pairs of a name and a "
+                    "tensor are needed, as model.named_parameters() gives them"
+                )
+    return pairs
 
 
 def _divide(
