@@ -240,7 +240,10 @@ def test_exchanged_arguments_are_named() -> None:
         ),
         ({"fragments": 3}, "fragments is 3, but each begins its exchange in a step of its own"),
         ({"outer_optimizer": lambda parameters: None}, "outer_optimizer= must return"),
-        ({"inner_optimizer": nn.Linear(1, 1)}, "inner_optimizer must be an optimizer"),
+        (
+            {"inner_optimizer": nn.Linear(1, 1)},
+            "inner_optimizer is a Linear; a torch.optim.Optimizer or",
+        ),
         ({"gate": "float8"}, "gate is 'float8'; valid is 'bfloat16'"),
         ({"gate": "bfloat16", "codec": "3lc"}, "it would send values that gate= holds back"),
         ({"should_quantize": True}, "as torchft calls it: write codec=..."),
