@@ -29,6 +29,7 @@ from gradwire.torch import (
     Schedule,
     ServerOptimizer,
     ShardedOptimizer,
+    advise,
     compress,
     outer_nesterov,
     register_backend,
@@ -76,6 +77,10 @@ local, sharded = _wrapping(LocalSteps), _wrapping(ShardedOptimizer)
 def _compressing(**options: Any) -> Any:
     model = nn.Linear(3, 2)
     return compress(**{"model": model, "optimizer": AdamW(model.parameters()), **options})
+
+
+def _advising(**options: Any) -> Any:
+    return advise(**{"model": nn.Linear(3, 2), "step": print, **options})
 
 
 def _adapter(codec: Any = None, **options: Any) -> Way:
@@ -158,6 +163,9 @@ REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (register_backend, {"dtypes": torch.float32}, "dtypes is a dtype; a list of torch.dtypes is"),
     (outer_nesterov, {"lr": "0.7"}, "lr is '0.7'; a number is needed"),
     (sparse_loco, {"density": None}, "density is None; a number is needed"),
+    (_advising, {"codecs": "int8"}, "codecs is 'int8'; a list of texts is needed"),
+    (_advising, {"step": 3}, "step is 3; a function is needed"),
+    (_advising, {"every": "2"}, "every is '2'; a whole number is needed"),
     (reshard, {"states": [], "world_size": "2"}, "world_size is '2'; a whole number is needed"),
     (_minimizing, {"steps": 1.5}, "steps is 1.5; a whole number is needed"),
     (_minimizing, {"smoothness": "2"}, "smoothness is '2'; a number is needed"),

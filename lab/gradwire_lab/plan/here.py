@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from gradwire.cli.output import say
 from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
+from gradwire.option_record import explains_arguments
 from gradwire.torch.optimizer_list import name_of
 from gradwire.torch.wrapping_optimizer import is_adaptive
 from gradwire_lab.plan.advise import CODECS, Plan, make_plan
@@ -77,6 +78,7 @@ class Advice:
             return text.getvalue().rstrip()
 
 
+@explains_arguments
 def advise(
     model: nn.Module,
     step: Callable[[nn.Module], Any],
