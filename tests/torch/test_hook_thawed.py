@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster import Cluster
@@ -39,3 +41,33 @@ def test_a_parameter_that_is_thawed_later_is_named(cluster: Cluster, after: int)
         assert "second.weight was frozen, or not there, when DistributedDataParallel" in said
     for deed in ("wrapped again", "ignored"):
         assert cluster.run(2, thaw, after, deed) == [(4, "")] * 2
+
+
+def put_in(after: int, deed: str) -> tuple[int, str]:
+    """The steps that are taken, and the error. Puts a layer in after so many steps."""
+    model, state = make_model(), GradwireState("int8", start_iter=0)
+    ddp = hooked(model, state)
+    for number in range(4):
+        if number == after:
+            torch.manual_seed(1)
+            if deed == "replaced":
+                model.last = nn.Linear(168, 5)
+            else:
+                model.last = nn.Sequential(model.last, nn.Linear(5, 5))
+        try:
+            step(ddp, number)
+        except RuntimeError as error:
+            return number, str(error)
+    return 4, ""
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("deed", ["replaced", "added"])
+def test_a_layer_that_is_put_in_later_is_named(cluster: Cluster, after: int, deed: str) -> None:
+    for steps, said in cluster.run(2, put_in, after, deed):
+        assert steps == after
+        if deed == "replaced" and after == 0:
+            assert "that has left the model since" in said
+        else:
+            assert "or not there, when DistributedDataParallel" in said
+        assert "wrap" in said

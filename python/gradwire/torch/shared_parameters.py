@@ -45,6 +45,24 @@ def remove_hooks(handles: list[RemovableHandle]) -> None:
 _Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
 
 
+class Slots:
+    """The parameters and submodules of a model, as they are now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held = [
+            (entries, tuple(entries.values()))
+            for module in model.modules()
+            for entries in (module._parameters, module._modules)
+        ]
+
+    def have_changed(self) -> bool:
+        """Whether one was put in, taken out, or took the place of another since."""
+        return any(
+            len(entries) != len(before) or any(map(operator.is_not, entries.values(), before))
+            for entries, before in self._held
+        )
+
+
 class SharedParameters:
     """The parameters that an optimizer steps and a module computes with.
 

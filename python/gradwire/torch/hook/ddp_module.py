@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -20,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.torch.checkpoint import MemoryOrder
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import ranks_in_world
-from gradwire.torch.parameters import clean_name, named_parameters, uncompiled
+from gradwire.torch.parameters import clean_name, named_parameters, uncompiled, unwrap
+from gradwire.torch.shared_parameters import Slots
 from gradwire.torch.staging.stage import is_capturing
 
 
@@ -44,6 +46,14 @@ def find_module(state: object, parameters: Sequence[torch.Tensor]) -> Distribute
         for module in registered or modules
         if {id(p) for p in module.parameters()}.issuperset(map(id, parameters))
     ]
+    if len(registered) == 1 and not found:
+        here = {id(p) for p in registered[0].parameters()}
+        shape = next(list(p.shape) for p in parameters if id(p) not in here)
+        raise RuntimeError(
+            f"DistributedDataParallel averages a parameter of shape {shape} that has left the "
+            "model since, such as by putting another layer in its place, whose gradient it does "
+            "not average: change the model before DistributedDataParallel(model), or wrap it again"
+        )
     if len(found) < len(registered):
         raise RuntimeError(
             f"the GradwireState is registered in {len(registered)} DistributedDataParallel "
@@ -105,20 +115,30 @@ def check_bucket(values: torch.Tensor) -> None:
 
 class ThawWatch:
     """Looks at the buckets of each step for the parameters that need a gradient now. DDP averages
-    those alone that needed one when it was made."""
+    those alone that needed one, and were there, when it was made."""
 
     def __init__(self, module: DistributedDataParallel) -> None:
-        ignored = set(map(clean_name, module.parameters_to_ignore))
-        self._names = {id(p): n for n, p in named_parameters(module) if n not in ignored}
-        self._parameters = [p for n, p in named_parameters(module) if n not in ignored]
+        self._ignored = set(map(clean_name, module.parameters_to_ignore))
+        self._model = weakref.ref(unwrap(module))
         self._seen: set[int] = set()  # in the buckets of this step
+        self._read(unwrap(module))
+
+    def _read(self, model: nn.Module) -> None:
+        named = [(n, p) for n, p in named_parameters(model) if n not in self._ignored]
+        self._names = {id(parameter): name for name, parameter in named}
+        self._parameters = [parameter for _, parameter in named]
+        self._slots = Slots(model)
 
     def look(self, index: int, parameters: Sequence[torch.Tensor], is_last: bool) -> None:
         """Called for each bucket. Raises RuntimeError naming a parameter that is in none."""
         if index == 0:
             self._seen.clear()
         self._seen.update(map(id, parameters))
-        if not is_last or len(self._seen) == len(self._names):
+        if not is_last:
+            return
+        if self._slots.have_changed() and (model := self._model()) is not None:
+            self._read(model)
+        if self._seen.issuperset(self._names):
             return
         for parameter in self._parameters:
             if parameter.requires_grad and id(parameter) not in self._seen:
