@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from itertools import repeat
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -25,7 +26,7 @@ _CLASSES = {
 _OUTSIDE = -100  # what torch.distributed.new_group gives a rank that is not in the group
 
 
-def check_types(owner: Any, given: Mapping[str, Any]) -> None:
+def check_types(owner: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Raises TypeError naming the first argument that does not fit its annotation.
 
     Numbers of other types than Python's fit where they convert without loss, a list where a tuple
@@ -34,11 +35,18 @@ def check_types(owner: Any, given: Mapping[str, Any]) -> None:
     Args:
         owner: The function, or the class of a record, that has the annotations.
         given: Arguments by their names.
+
+    Returns:
+        The arguments, with such numbers and texts as Python's own: what takes them, and the states
+        and reports in which they are written, know those alone.
     """
+    plain = {}
     for name, value in given.items():
         if not fits(owner, name, value):
             wanted = _say(_hints_of(owner)[name])
             raise TypeError(f"{name} is {_show(value)}; {wanted} is needed")
+        plain[name] = _plain(value, _hints_of(owner).get(name, Any))
+    return plain
 
 
 def fits(owner: Any, name: str, value: Any) -> bool:
@@ -63,11 +71,13 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in inner)
     if origin is Callable:
         return callable(value)
-    if origin is tuple:
-        return isinstance(value, list | tuple) and _fit(value, inner)
-    if origin is Sequence:
+    if origin in (tuple, Sequence):
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return is_list and all(_fits(entry, inner[0]) for entry in value)
+        return is_list and (
+            _fit(value, inner)
+            if origin is tuple
+            else all(_fits(entry, inner[0]) for entry in value)
+        )
     if origin is Iterable:  # perhaps one that can be read once
         return isinstance(value, Iterable) and not isinstance(value, str | bytes)
     kind = origin or hint
@@ -113,6 +123,33 @@ _NUMBERS: dict[Any, Callable[[Any], bool]] = {
     bool: _is_truth,
     int: _is_whole,
     float: _is_number,
+}
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """A value that fits, with Python's own numbers and texts."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if value.__class__ in _PYTHONS:
+        return value
+    if hint in _CONVERSIONS:
+        return _CONVERSIONS[hint](value)
+    if origin in (Union, types.UnionType):
+        return _plain(value, next(one for one in inner if _fits(value, one)))
+    if origin in (tuple, Sequence):
+        each = inner if origin is tuple and inner[-1] is not ... else repeat(inner[0])
+        entries = list(map(_plain, value, each))
+        if all(map(operator.is_, entries, value)):  # the list may be of a class of its own
+            return value
+        return tuple(entries) if isinstance(value, tuple) else entries
+    return value
+
+
+_PYTHONS = (bool, int, float, str, types.NoneType)
+_CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
+    bool: bool,
+    int: operator.index,
+    float: float,
+    str: str.__str__,  # of a member of an Enum, too
 }
 
 

@@ -42,7 +42,8 @@ class OptionRecord:
 
     def __post_init__(self) -> None:
         """The end of the chain: a record may have several records as bases."""
-        check_types(type(self), vars(self))
+        for name, value in check_types(type(self), vars(self)).items():
+            object.__setattr__(self, name, value)
 
     def given(self, **plain: Any) -> Self:
         """The record with options that were given as plain keywords, too; None: it was not given.
@@ -110,8 +111,11 @@ def explains_arguments(call: Callable[_P, _T]) -> Callable[_P, _T]:
         if not takes_any:
             _check_names(owner, given, known)
         named: dict[str, Any] = dict(zip(parameters, args, strict=False)) | given
-        if not leads or fits(call, "optimizer", named.get("optimizer")):
-            check_types(call, named)
-        return call(*args, **given)
+        if leads and not fits(call, "optimizer", named.get("optimizer")):
+            return call(*args, **given)
+        plain = check_types(call, named)
+        first = [plain[name] for name, _ in zip(parameters, args, strict=False)]
+        both: Any = [*first, *args[len(first) :]], {name: plain[name] for name in given}
+        return call(*both[0], **both[1])
 
     return checked

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,3 +199,31 @@ def test_what_converts_to_the_type_is_taken() -> None:
         sharded(codec="int8", process_group=dist.group.WORLD),
     ):
         optimizer.close()
+
+
+def _own_numbers(optimizer: Any) -> None:
+    """What is saved and reported has numbers of Python alone."""
+    optimizer.step()
+    json.dumps(optimizer.stats().as_dict())
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    saved.seek(0)
+    torch.load(saved, weights_only=True)
+    optimizer.close()
+
+
+def test_what_converts_to_the_type_is_used_as_that() -> None:
+    kinds: list[Make] = [np.int64, torch.tensor]
+    for of in kinds:
+        execution = Execution(timeout=of(20), seed=of(3), threads=of(1))
+        _own_numbers(local(every=of(1), clip_norm=of(1), execution=execution))
+        _own_numbers(local(schedule=Schedule(of(2), of(1), of(1), gate="bfloat16")))
+        _own_numbers(local(outer=outer_nesterov(lr=of(1)), every=of(2)))
+        _own_numbers(sharded(compression=Compression(np.str_("int8"), min_numel=of(2))))
+        members = Members(ranks_per_machine=of(1))
+        state = GradwireState(start_iter=of(1), exchange="hierarchical", members=members)
+        json.dumps(state.state_dict())
+    assert type(Execution(timeout=np.float32(5)).timeout) is float  # type: ignore[arg-type]
+    assert type(Execution(timeout=5).timeout) is int
+    rules: Any = UserList([UserList(["*.weight", np.str_("raw")])])
+    assert repr(Compression(rules=rules).rules) == "[('*.weight', 'raw')]"
