@@ -227,3 +227,17 @@ def test_what_converts_to_the_type_is_used_as_that() -> None:
     assert type(Execution(timeout=5).timeout) is int
     rules: Any = UserList([UserList(["*.weight", np.str_("raw")])])
     assert repr(Compression(rules=rules).rules) == "[('*.weight', 'raw')]"
+
+
+def test_optimizers_that_send_by_themselves_are_refused() -> None:
+    # (The module takes long to import.)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for way in (LocalSteps, ShardedOptimizer, compress):
+        model = nn.Linear(3, 2)
+        zero = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.1)
+        given: tuple[Any, ...] = (model, zero) if way is compress else (zero, model)
+        with pytest.raises(TypeError, match="ZeroRedundancyOptimizer sends parameters to the oth"):
+            way(*given)
+    with pytest.raises(TypeError, match="ZeroRedundancyOptimizer sends parameters to the oth"):
+        ServerOptimizer(zero, model=model)

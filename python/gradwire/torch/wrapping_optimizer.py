@@ -28,6 +28,9 @@ from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
 _MODES = ("train", "eval")  # methods of schedule-free optimizers
+# Optimizers of torch.distributed whose steps send parameters from rank to rank. (By name: their
+# modules take long to import.)
+_SENDING = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
 _OURS = re.compile(r"(gradwire|torch)(\.|$)")  # modules that do not call an optimizer for the user
 
 
@@ -42,6 +45,12 @@ def require_optimizer(optimizer: object, others: str) -> None:
         )
     if isinstance(optimizer, WrappingOptimizer):
         raise TypeError(f"{name} exchanges already: give the optimizer that it was made with")
+    if any(base.__name__ in _SENDING for base in type(optimizer).__mro__):
+        raise TypeError(
+            f"{name} sends parameters to the other ranks itself, uncompressed, and a rank's own "
+            "step would be lost: give an optimizer of one process, such as AdamW. ShardedOptimizer "
+            "spreads its state over the ranks, too"
+        )
 
 
 def as_one(optimizer: object, others: str) -> Optimizer:
