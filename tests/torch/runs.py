@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from gradwire.torch import loopback
@@ -34,6 +34,11 @@ def sgd(parameters: Any) -> Optimizer:
 
 def adam(parameters: Any) -> Optimizer:
     return Adam(parameters, lr=2e-3)
+
+
+def adagrad(parameters: Any) -> Optimizer:
+    """It has its state before the first step."""
+    return Adagrad(parameters, lr=0.02, initial_accumulator_value=0.1)
 
 
 def adamw(parameters: Any) -> Optimizer:

@@ -19,7 +19,7 @@ from cluster import Cluster, Died, Failed
 from gradwire.torch import ShardedOptimizer
 from gradwire.torch.errors import NonFiniteStepWarning
 from owed import total_owed
-from runs import INFINITE_NAME, Case, Run, adam, adamw, said_by, sgd, threads
+from runs import INFINITE_NAME, Case, Run, adagrad, adam, adamw, said_by, sgd, threads
 from training import batch, make_model
 from ways import Way
 
@@ -35,6 +35,8 @@ CASES = {
     "plain": Case(Way("plain")),
     "plain groups": replace(GROUPS, way=Way("plain")),
     "plain adamw": Case(Way("plain"), adamw),
+    "adagrad raw": replace(RAW, inner=adagrad),
+    "plain adagrad": Case(Way("plain"), adagrad),
 }
 
 
@@ -52,7 +54,12 @@ def test_replicas_are_equal_after_every_step(ranks: list[dict[str, Run]]) -> Non
 
 @pytest.mark.parametrize(
     ("sharded", "plain"),
-    [("raw", "plain"), ("groups", "plain groups"), ("adamw raw", "plain adamw")],
+    [
+        ("raw", "plain"),
+        ("groups", "plain groups"),
+        ("adamw raw", "plain adamw"),
+        ("adagrad raw", "plain adagrad"),
+    ],
 )
 def test_raw_steps_are_those_of_the_local_optimizer(
     ranks: list[dict[str, Run]], sharded: str, plain: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if name in _NOT_ELEMENTWISE:
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
-    if optimizer.state:
+    # (Adagrad has its state before the first step.)
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise ValueError(
             f"the {name} has taken steps already, so its state is of whole tensors. Wrap a new "
             "one, and load a checkpoint that a ShardedOptimizer saved"
@@ -77,6 +79,19 @@ class Piece:
 
 def _part(tensor: torch.Tensor, offset: int, numel: int) -> torch.Tensor:
     return tensor.detach().reshape(-1)[offset : offset + numel]
+
+
+def _first_state(optimizer: Optimizer, piece: Piece) -> dict[str, Any]:
+    """Of an optimizer that has states of the parameters before its first step."""
+
+    def cut(key: str, kept: Any) -> Any:
+        if not isinstance(kept, torch.Tensor):
+            return copy.deepcopy(kept)
+        if key != "step" and kept.shape == piece.parameter.shape:
+            kept = _part(kept, piece.offset, piece.values.numel()).float()
+        return kept.detach().to("cpu", copy=True)
+
+    return {key: cut(key, kept) for key, kept in optimizer.state[piece.parameter].items()}
 
 
 class Shard:
@@ -128,6 +143,8 @@ class Shard:
                 values.clone() if is_elsewhere else None,
             )
             self.pieces.append(piece)
+            if piece.parameter in self.optimizer.state:
+                self.state[piece.values] = _first_state(self.optimizer, piece)
         for group in self.optimizer.param_groups:
             members = {id(parameter) for parameter in group["params"]}
             self._of_groups.append([p for p in self.pieces if id(p.parameter) in members])
