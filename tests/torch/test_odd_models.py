@@ -188,3 +188,29 @@ def copy_all(kind: str, device: str) -> None:
 @pytest.mark.parametrize("kind", ["some", "only", "none"])
 def test_staged_copies_without_values(device_cluster: Cluster, kind: str, device: str) -> None:
     device_cluster.run(1, copy_all, kind, device)
+
+
+def train_scripted(way: str) -> bool:
+    """Whether the compiled layer has been trained, and ends as one that is not compiled."""
+
+    def train_with(scripts: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(N, N)
+        first = layer.weight.detach().clone()
+        model = nn.Sequential(nn.Linear(N, N), torch.jit.script(layer) if scripts else layer)
+        training = build(way, model)
+        training.run(3, lambda module, rank, step: module(torch.ones(2, N) + rank).square().mean())
+        training.settle()
+        training.close()
+        assert not torch.equal(model[1].weight.float(), first)
+        return model[1].weight.detach()
+
+    return torch.equal(train_with(scripts=True), train_with(scripts=False))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    "way", ["hook", "ShardedOptimizer", "LocalSteps", "servers", "servers, by the tensor"]
+)
+def test_layers_of_torchscript_are_trained(cluster: Cluster, way: str) -> None:
+    assert cluster.run(2, train_scripted, way) == [True, True]

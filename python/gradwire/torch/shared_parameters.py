@@ -51,7 +51,7 @@ class Slots:
     def __init__(self, model: nn.Module) -> None:
         self._held = [
             (entries, tuple(entries.values()))
-            for module in model.modules()
+            for module in hookable_modules(model)
             for entries in (module._parameters, module._modules)
         ]
 
@@ -137,7 +137,8 @@ class SharedParameters:
         if self._model is None:
             return
         hook = ModuleHook(self._note_load)
-        handles = [m.register_load_state_dict_pre_hook(hook) for m in self._model.modules()]
+        modules = hookable_modules(self._model)
+        handles = [m.register_load_state_dict_pre_hook(hook) for m in modules]
         weakref.finalize(self, remove_hooks, handles)
 
     def check_load(self) -> bool:
@@ -220,8 +221,14 @@ def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
     return local.data_ptr(), local._version
 
 
+def hookable_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Those that TorchScript has not compiled: such a module keeps its layers, and takes no hook of
+    a load."""
+    return (m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule))
+
+
 def _slots(model: nn.Module) -> Iterator[_Slot]:
-    for module in model.modules():
+    for module in hookable_modules(model):
         for entries in (module._parameters, module._modules):
             for key, entry in entries.items():
                 if entry is not None:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_settings import INSTEAD
 from gradwire.torch.server.worker_loop import Working
-from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
+from gradwire.torch.shared_parameters import ModuleHook, hookable_modules, remove_hooks
 
 
 @dataclass
@@ -85,11 +85,11 @@ class TensorBarrier:
             self._handles += [t.register_post_accumulate_grad_hook(on_gradient) for t in trained]
             self._watched[number] = {id(tensor) for tensor in trained}
         before_state_dict = ModuleHook(self._before_state_dict)
-        self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
+        modules = list(hookable_modules(self._model))
+        if self._model in modules:
+            self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
         note_call = ModuleHook(self._note_call)
-        self._noting = [
-            module.register_forward_pre_hook(note_call) for module in self._model.modules()
-        ]
+        self._noting = [module.register_forward_pre_hook(note_call) for module in modules]
         weakref.finalize(self, remove_hooks, self._handles)
 
     @property
