@@ -195,15 +195,17 @@ def train_scripted(way: str) -> bool:
 
     def train_with(scripts: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        layer = nn.Linear(N, N)
+        layer: Any = nn.Linear(N, N)
         first = layer.weight.detach().clone()
-        model = nn.Sequential(nn.Linear(N, N), torch.jit.script(layer) if scripts else layer)
+        layer = torch.jit.script(layer) if scripts else layer
+        model = nn.Sequential(nn.Linear(N, N), layer)
         training = build(way, model)
         training.run(3, lambda module, rank, step: module(torch.ones(2, N) + rank).square().mean())
         training.settle()
         training.close()
-        assert not torch.equal(model[1].weight.float(), first)
-        return model[1].weight.detach()
+        assert not torch.equal(layer.weight, first)
+        values: torch.Tensor = layer.weight.detach()
+        return values
 
     return torch.equal(train_with(scripts=True), train_with(scripts=False))
 
