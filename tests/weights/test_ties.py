@@ -42,21 +42,29 @@ UNTIED: dict[str, list[State]] = {
     "the first of three": [tied(1, "a", "b", "c"), {"a": values(2), **tied(3, "b", "c")}],
     "and equal": [tied(1, "a", "b"), {"a": values(2), "b": values(2)}],
 }
+FIRST_GONE: dict[str, list[State]] = {
+    "the first vanishes": [tied(1, "a", "b", "c"), {"b": values(2), "c": values(1)}],
+    "the first has another shape": [
+        tied(1, "a", "b", "c"),
+        {"a": torch.ones(5), "b": values(2), "c": values(3)},
+    ],
+}
 
 
-@pytest.mark.parametrize("kind", UNTIED)
+@pytest.mark.parametrize("kind", UNTIED | FIRST_GONE)
 @pytest.mark.parametrize("use", ["torch", "numpy"])
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_dictionary_is_untied(tmp_path: Path, kind: str, use: str, folded: bool) -> None:
     """A subscriber that has tied tensors, as a version said, unties them when another one does."""
+    states = (UNTIED | FIRST_GONE)[kind]
     target: State = {} if use == "torch" else {"x": np.zeros(1)}
     local = tmp_path / "local.safetensors"
     publisher = Publisher(tmp_path / "store")
     subscriber = Subscriber(tmp_path / "store")
     follower = Subscriber(tmp_path / "store", local=local)
-    for number, state in enumerate(UNTIED[kind]):
+    for number, state in enumerate(states):
         publisher.publish(state)
-        if folded and 0 < number < len(UNTIED[kind]) - 1:
+        if folded and 0 < number < len(states) - 1:
             continue
         for one, what in ((subscriber, target), (follower, None)):
             one.fetch()

@@ -143,10 +143,13 @@ class Target:
     def _shared(self, update: Update) -> Iterator[tuple[str, str, bool]]:
         """The keys of tensors that are one memory here and stay in their places, and whether they
         are equal in the update. The first one comes later."""
-        for key, to in list(tied_names(self._views)):
-            one, other = self._entries_of(key, update), self._entries_of(to, update)
-            if one and other and all(self.find(entry) for entry in [*one, *other]):
-                yield key, to, _results(one, update) == _results(other, update)
+        tied = dict.fromkeys(key for pair in tied_names(self._views) for key in reversed(pair))
+        entries = {key: self._entries_of(key, update) for key in tied}
+        staying = {  # without the others, of which one may be the first of several
+            key: self._views[key] for key, own in entries.items() if own and all(map(self.find, own))
+        }
+        for key, to in list(tied_names(staying)):
+            yield key, to, _results(entries[key], update) == _results(entries[to], update)
 
     def _entries_of(self, key: str, update: Update) -> list[Entry]:
         """Of the tensor here with this key: one, or those of its parts."""
