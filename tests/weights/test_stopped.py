@@ -6,11 +6,14 @@ tests/faults/store_faults.py has the faults that are caused many times.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import os
+import pickle
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 from folders import FaultyFolder
 from gradwire.files import OutputFile
 from gradwire.weights import (
+    ConflictError,
     DamagedVersionError,
     Publisher,
     Subscriber,
@@ -230,3 +234,25 @@ def test_a_receiver_killed_between_the_files_of_a_folder_takes_an_anchor(
     assert again.version == 1
     assert [path.name for path in local.glob("[!.]*")] == ["model.safetensors"]
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), last)
+
+
+def test_a_child_that_was_forked_does_not_publish_as_its_parent(tmp_path: Path) -> None:
+    """It overwrote the part of the parent's version, and both went on as if it were theirs."""
+    publisher = Publisher(tmp_path)
+    publisher.publish(state_of(1))
+
+    def work() -> None:
+        with pytest.raises(WeightsError, match=f"is of process {os.getppid()}; .* forked from it"):
+            publisher.publish(state_of(7))
+        Publisher(tmp_path).publish(state_of(2))
+
+    assert end_of(fork(work)) == 0
+    with pytest.raises(ConflictError):
+        publisher.publish(state_of(3))
+    assert reached(tmp_path) == 2
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_publisher_is_not_copied(tmp_path: Path, act: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="a Publisher can't be copied or pickled"):
+        act(Publisher(tmp_path))

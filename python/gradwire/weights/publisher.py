@@ -144,6 +144,12 @@ class Publisher:
             OSError: The store cannot be written. If the version does not exist then, the next one
                 is published in full.
         """
+        if self._writer.process != os.getpid():  # the versions of both would look like those of one
+            raise WeightsError(
+                f"this publisher is of process {self._writer.process}; this is process "
+                f"{os.getpid()}, a child that was forked from it: make the publisher in the "
+                "process that publishes"
+            )
         with self._one_at_a_time:
             self._team.attempt += 1
             try:
@@ -151,6 +157,12 @@ class Publisher:
             except BaseException as error:
                 self._team.tell_failure(error)
                 raise
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a Publisher can't be copied or pickled, because a store has one: make it in the process "
+            "that publishes, where it goes on with the chain"
+        )
 
     def _publish(self, state: Any, anchor: bool) -> Published:
         started = time.perf_counter()
