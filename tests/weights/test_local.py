@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from gradwire.weights import Publisher, Subscriber, WeightsError
+from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError
 from states import assert_same, state_of
 
 State = dict[str, Any]
@@ -132,6 +133,37 @@ def test_a_file_that_comes_between_fetch_and_apply_stays(tmp_path: Path) -> None
     mine.unlink()
     follow(store, local)
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("what", ["removed", "changed"])
+def test_files_that_change_between_fetch_and_apply_are_no_base(
+    tmp_path: Path, what: str, with_model: bool
+) -> None:
+    """They lacked the tensors that stay, or had other values of them, as the new version."""
+    store, local = tmp_path / "store", tmp_path / "local"
+    target: State | None = {} if with_model else None
+    states: list[State] = [state_of(1), state_of(1) | {"bias": torch.ones(8)}]
+    publisher, subscriber = Publisher(store, anchor_every=2), Subscriber(store, local=local)
+    for state in states:
+        publisher.publish(state)
+        subscriber.fetch()
+        if state is states[0]:
+            subscriber.apply_(target)
+    if what == "removed":
+        shutil.rmtree(local)
+    else:
+        others = states[0] | {"weight": states[0]["weight"] + 1}
+        safetensors.torch.save_file(others, local / "model.safetensors")
+    with pytest.raises(StaleBaseError, match=r"Nothing was changed; somebody has changed the files"):
+        subscriber.apply_(target)
+    if target is not None:
+        assert_same(target, states[0])
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), states[1])
+    if target is not None:
+        assert_same(target, states[1])
 
 
 @pytest.mark.parametrize("change", ["values", "a new tensor"])

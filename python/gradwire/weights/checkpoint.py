@@ -37,6 +37,7 @@ _SUFFIX = ".safetensors"
 _FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
 _OTHERS = {".bin", ".ckpt", ".npz", ".pt", ".pth"}  # which other programs write
 _INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
+_REMEDY = "somebody has changed the files; fetch() again takes a full version"
 
 
 class Checkpoint:
@@ -62,6 +63,7 @@ class Checkpoint:
         self._head, self._metadata = b"", {"format": "pt"}
         self._places: dict[str, str] = {}  # the tensors' files
         self._own: set[str] = set()  # files with tensors of the version alone
+        self._checked: list[tuple[object, ...]] = []  # the looks of the files in `check`
         self.version = self._read_marker()
 
     def views(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
@@ -102,6 +104,7 @@ class Checkpoint:
     def check(self, update: Update) -> None:
         """Raises StaleBaseError unless the update can be applied, and WeightsError if tensors would
         be lost that no version has put here."""
+        self._checked = self._looks()
         views = self._base("c")
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
@@ -112,6 +115,12 @@ class Checkpoint:
             )
         self._own |= set(self._places.values())
         Target(views, self._threads, make=_make).check(update)
+
+    def check_again(self, update: Update) -> None:
+        """Raises StaleBaseError if somebody has changed the files since `check`, so that the update
+        cannot be applied."""
+        if self._looks() != self._checked:
+            Target(self._base("c"), self._threads, make=_make, remedy=_REMEDY).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
@@ -202,6 +211,11 @@ class Checkpoint:
         if self._path.suffix == _SUFFIX:
             return [self._path] if self._path.exists() else []
         return sorted(self._path.glob(f"*{_SUFFIX}"))
+
+    def _looks(self) -> list[tuple[object, ...]]:
+        """What changes with the files."""
+        found = [(file, file.stat()) for file in self._files()]
+        return [(file, one.st_ino, one.st_size, one.st_mtime_ns) for file, one in found]
 
     def _read_marker(self) -> int | None:
         if not self._files():

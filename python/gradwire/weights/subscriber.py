@@ -156,8 +156,8 @@ class Subscriber:
                 changes.
 
         Raises:
-            StaleBaseError: The model's values are not those of the version that was in use. Nothing
-                was changed; the next fetch takes a full version.
+            StaleBaseError: The values of the model, or of `local`, are not those of the version
+                that was in use. Nothing was changed; the next fetch takes a full version.
         """
         update, self._pending = self._pending, None
         if update is None and target is not None and self._model() is not target:
@@ -167,13 +167,16 @@ class Subscriber:
         if target is None and self._local is None:
             raise WeightsError("apply_() without a model needs local=, a checkpoint to change")
         started = time.perf_counter()
-        if target is not None:
-            tensors = Target(target, self._threads, remedy=_REMEDY)
-            try:
+        try:
+            if self._local is not None:
+                self._local.check_again(update)
+            if target is not None:
+                tensors = Target(target, self._threads, remedy=_REMEDY)
                 tensors.check(update)
-            except StaleBaseError:
-                self._version = None
-                raise
+        except StaleBaseError:
+            self._version = None
+            raise
+        if target is not None:
             self._version = None
             tensors.write(update)
         seconds = time.perf_counter() - started
