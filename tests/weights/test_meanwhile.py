@@ -75,6 +75,16 @@ def test_threads_share_a_publisher() -> None:
         assert_same(target, state_of(time))
 
 
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_receiver_far_behind_reads_no_more_than_the_last_versions(version: int | None) -> None:
+    """It read the manifests of all of them, where an anchor is smaller than the way from there."""
+    store = publish_until(60)
+    read: list[str] = []
+    store.reading = read.append
+    Subscriber(store, version=version).fetch()
+    assert not [name for name in read if "v000003" < name < "v000050"]
+
+
 def publish_until(last: int, **options: Any) -> WatchedFolder:
     store = WatchedFolder()
     publisher = Publisher(store, anchor_every=3, **options)

@@ -227,6 +227,8 @@ class Store:
             if version not in best:
                 continue
             size, rest = best[version]
+            if ends and size >= min(ends)[0]:
+                continue  # another way is smaller, whatever leads here; manifests take time
             for label, manifest in self._ways_to(version, folded, damage):
                 way = (size + manifest.size, [label, *rest])
                 if manifest.base is None or manifest.base == current:
