@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from time import monotonic
 from typing import Any
 
@@ -73,6 +74,35 @@ def test_threads_share_a_publisher() -> None:
         subscriber.fetch(published[time].version)
         subscriber.apply_(target)
         assert_same(target, state_of(time))
+
+
+def test_threads_share_a_subscriber() -> None:
+    """Of a version that one applied, others fetched a delta to the next twice, or none."""
+    store = MemoryFolder()
+    publisher, subscriber, target = Publisher(store), Subscriber(store), State()
+    publisher.publish(state_of(0))
+    done = Event()
+
+    def fetch() -> None:
+        while not done.is_set():
+            subscriber.fetch()
+
+    subscriber.fetch()
+    with ThreadPoolExecutor(2) as pool:
+        fetching = [pool.submit(fetch) for _ in range(2)]
+        try:
+            for time in range(1, 100):
+                publisher.publish(state_of(time))
+                version = subscriber.apply_(target).version
+                assert version is not None
+                assert_same(target, state_of(version - 1))
+        finally:
+            done.set()
+        for one in fetching:
+            one.result()
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(target, state_of(99))
 
 
 @pytest.mark.parametrize("version", [None, 2])

@@ -253,6 +253,7 @@ def test_a_child_that_was_forked_does_not_publish_as_its_parent(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_publisher_is_not_copied(tmp_path: Path, act: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="a Publisher can't be copied or pickled"):
-        act(Publisher(tmp_path))
+@pytest.mark.parametrize("kind", [Publisher, Subscriber])
+def test_neither_side_is_copied(tmp_path: Path, act: Callable[[Any], Any], kind: Any) -> None:
+    with pytest.raises(TypeError, match=f"a {kind.__name__} can't be copied or pickled"):
+        act(kind(tmp_path))

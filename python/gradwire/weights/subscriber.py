@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from gradwire.option_record import explains_arguments
 from gradwire.weights.checkpoint import Checkpoint
@@ -59,7 +60,7 @@ class Subscriber:
 
     At the start a number is not believed, because an emptied store counts from 1 again: if the
     newest version has it, `fetch` compares the values of `local` with the store's digests, or
-    `apply_` those of the model.
+    `apply_` those of the model. Threads may share it: `apply_` waits for a `fetch` under way.
 
     Args:
         store: What the publisher has: a folder, a prefix that fsspec opens, or a `Folder`.
@@ -94,6 +95,13 @@ class Subscriber:
         self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
         self._written: Collection[str] = ()  # tensors in memory
         self._replaced = 0  # as the store counts it
+        self._one_at_a_time = threading.Lock()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a Subscriber can't be copied or pickled, because it knows what its model has: make "
+            "another one where the other model is"
+        )
 
     @property
     def version(self) -> int | None:
@@ -117,6 +125,15 @@ class Subscriber:
                 way around them.
         """
         started = time.perf_counter()
+        with self._one_at_a_time:
+            update = self._fetch(version)
+        if update is None:
+            return None
+        size = sum(entry.size for entry in update.entries.values())
+        is_full = update.base is None
+        return Fetched(update.version, size, is_full, time.perf_counter() - started)
+
+    def _fetch(self, version: int | None) -> Update | None:
         newest = self._store.newest()
         if self._store.replaced != self._replaced:  # its numbers are those of other versions
             self._replaced = self._store.replaced
@@ -135,13 +152,8 @@ class Subscriber:
             except MissingVersionError:  # it was removed meanwhile
                 if version is not None:
                     raise
-                return self.fetch()  # a newer one is there
-        update = self._pending
-        if update is None:
-            return None
-        size = sum(entry.size for entry in update.entries.values())
-        is_full = update.base is None
-        return Fetched(update.version, size, is_full, time.perf_counter() - started)
+                return self._fetch(None)  # a newer one is there
+        return self._pending
 
     def apply_(self, target: Any = None) -> Applied:
         """Makes the fetched version the one in use: in the model in place, then in `local`.
@@ -159,6 +171,10 @@ class Subscriber:
             StaleBaseError: The values of the model, or of `local`, are not those of the version
                 that was in use. Nothing was changed; the next fetch takes a full version.
         """
+        with self._one_at_a_time:
+            return self._apply(target)
+
+    def _apply(self, target: Any) -> Applied:
         update, self._pending = self._pending, None
         if update is None and target is not None and self._model() is not target:
             update = self._in_use()
