@@ -20,11 +20,11 @@ def publish(store: Any, **options: Any) -> None:
     Publisher(store, **options).publish(STATE)
 
 
+USES = [publish, Subscriber, lambda store: prune(store, 1), lambda store: fold(store, 1, 3)]
+
+
 @pytest.mark.parametrize("scheme", ["s3", "memory", "simplecache::s3"])
-@pytest.mark.parametrize(
-    "use",
-    [publish, Subscriber, lambda store: prune(store, 1), lambda store: fold(store, 1, 3)],
-)
+@pytest.mark.parametrize("use", USES)
 def test_a_path_that_was_made_of_an_address_is_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, use: Callable[[Any], Any]
 ) -> None:
@@ -34,6 +34,14 @@ def test_a_path_that_was_made_of_an_address_is_no_folder(
     with pytest.raises(WeightsError, match=said):
         use(Path(f"{scheme}://bucket/policy"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_file_is_no_store(tmp_path: Path, use: Callable[[Any], Any]) -> None:
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(STATE, file)
+    with pytest.raises(WeightsError, match=f"{file} is a file; a store is a folder"):
+        use(file)
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/local", Path("s3://bucket/local")])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from gradwire.weights import Publisher, Shard, Subscriber, WeightsError
@@ -56,3 +57,13 @@ def test_a_rank_may_have_its_shards_of_the_base(tmp_path: Path, whole: bool) -> 
 def test_what_is_no_base_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="int is neither a dictionary of arrays or tensors nor"):
         Publisher(tmp_path, base=3)
+
+
+def test_the_store_is_no_base(tmp_path: Path) -> None:
+    """A publisher took it, and was refused when it was started again."""
+    safetensors.torch.save_file({"x": torch.ones(3)}, tmp_path / "model.safetensors")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    for base in (tmp_path, link):
+        with pytest.raises(WeightsError, match=f"base {base} is the store, .* take another folder"):
+            Publisher(tmp_path, base=base)

@@ -45,6 +45,10 @@ class Folder(ABC):
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
 
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether it is this folder on this machine."""
+        return False
+
 
 def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
     """The folder of this name; `scheme://` is opened by fsspec."""
@@ -75,8 +79,13 @@ def local_path(place: str | os.PathLike[str]) -> Path:
 
 class LocalFolder(Folder):
     def __init__(self, path: Path) -> None:
+        if path.is_file():
+            raise WeightsError(f"{path} is a file; a store is a folder, or a prefix such as s3://")
         self._path = path
         self.place = str(path)
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        return os.path.realpath(local_path(path)) == os.path.realpath(self._path)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         with (self._path / name).open("rb") as file:

@@ -108,6 +108,11 @@ class Publisher:
         self._store = Store(store, self._late, threads)
         is_file = isinstance(base, str | os.PathLike)
         self._origin = os.fspath(base) if is_file else ""
+        if is_file and self._store.folder.is_at(base):
+            raise WeightsError(
+                f"base {self._origin} is the store, whose files are no checkpoint: take another "
+                "folder for the store"
+            )
         self._base = base
         if base is not None and not is_file:  # training may change it before the first version
             self._base = {key: copy_of(view) for key, view in views_of(base).items()}
