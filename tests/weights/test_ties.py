@@ -127,6 +127,35 @@ def test_a_tied_model_is_not_untied(tmp_path: Path, kind: str, target: str) -> N
     assert not any(values.any() for values in model.parameters())
 
 
+@pytest.mark.parametrize("tied_apart", [False, True])
+@pytest.mark.parametrize("of_model", [False, True])
+@pytest.mark.parametrize("names", ["".join(p) for p in itertools.permutations("abc")])
+def test_ties_may_come_in_another_order(
+    tmp_path: Path, names: str, of_model: bool, tied_apart: bool
+) -> None:
+    """The name that the receiver has first was tied to one that was not written."""
+    model = Tied()
+    target: State = model.state_dict() if of_model else tied(0, "a", "b") | {"c": values(0)}
+    publisher, subscriber = Publisher(tmp_path), Subscriber(tmp_path)
+    for number in range(1, 4):
+        state = tied(number, "a", "b") | {"c": values(number)}
+        if tied_apart:
+            state = tied(number, "b", "c") | {"a": values(number)}
+        publisher.publish({name: state[name] for name in names})
+        subscriber.fetch()
+        subscriber.apply_(model if of_model else target)
+        assert_same(target, state)
+
+
+def test_shards_of_one_memory_that_differ_are_refused() -> None:
+    one = tied(1, "a", "b")["a"]
+    old = {name: Shard(one, (0,), (8,)) for name in "ab"}
+    new = {name: Shard(values(n), (0,), (8,)) for n, name in enumerate("ab")}
+    with pytest.raises(WeightsError, match="'b@0' and 'a@0' are one memory here, and differ"):
+        patch(old, diff(old, new))
+    assert_same({"a": one}, {"a": values(1)})
+
+
 def test_a_patch_unties(tmp_path: Path) -> None:
     """One memory in `old` as in the dictionary that the delta was made of."""
     old = tied(1, "a", "b")

@@ -160,21 +160,26 @@ class Target:
     def _can_part(self, key: str, to: str) -> bool:
         """Whether both are the same object of a dictionary, as `_tie` makes them. Another view of
         the memory may be part of a model, which would not get the new tensor."""
-        if self._open is None or self._open.get(key) is not self._open.get(to):
+        values = None if self._open is None else self._open.get(key)
+        if self._open is None or values is not self._open.get(to):
             return False
-        return is_torch(self._open[key]) or isinstance(self._open[key], np.ndarray)
+        return is_torch(values) or isinstance(values, np.ndarray)
 
     def _part(self, update: Update) -> set[str]:
         """Gives tensors that differ in the update memory of their own. Returns the keys of entries
-        of those that are equal and stay one memory, which is written once."""
-        equal = set[str]()
-        for key, _, is_equal in self._shared(update):
+        of those that are equal and stay one memory, which another entry writes."""
+        again = set[str]()
+        writers: dict[tuple[str, Place], str] = {}  # of each memory; the first name may be tied
+        for key, to, is_equal in self._shared(update):
             if is_equal:
-                equal |= {entry.key for entry in self._entries_of(key, update)}
+                for entry in [*self._entries_of(to, update), *self._entries_of(key, update)]:
+                    writes = entry.key in update.blobs
+                    if writes and writers.setdefault((to, entry.at), entry.key) != entry.key:
+                        again.add(entry.key)
             elif self._open is not None:
                 values = self._open[key]
                 self._put(key, values.detach().clone() if is_torch(values) else values.copy())
-        return equal
+        return again
 
     def fits(self, update: Update) -> bool:
         """Whether the tensors are those of the update: none appears, vanishes or changes shape.
@@ -193,13 +198,13 @@ class Target:
 
     def write(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted. track: sees the tensors that change."""
-        equal = self._part(update)
+        again = self._part(update)
         bases = {  # writing others changes them
             entry.key: view.read().copy()
             for entry, view in self._overlapping(update)
             if entry.kind == "delta"
         }
-        for key in track([key for key in update.blobs if key not in equal]):
+        for key in track([key for key in update.blobs if key not in again]):
             entry = update.entries[key]
             if self.is_elsewhere(entry):
                 continue
