@@ -155,7 +155,7 @@ def test_files_that_change_between_fetch_and_apply_are_no_base(
     else:
         others = states[0] | {"weight": states[0]["weight"] + 1}
         safetensors.torch.save_file(others, local / "model.safetensors")
-    with pytest.raises(StaleBaseError, match=r"Nothing was changed; somebody has changed the files"):
+    with pytest.raises(StaleBaseError, match="Nothing was changed; somebody has changed the"):
         subscriber.apply_(target)
     if target is not None:
         assert_same(target, states[0])

@@ -165,8 +165,8 @@ class Publisher:
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            "a Publisher can't be copied or pickled, because a store has one: make it in the process "
-            "that publishes, where it goes on with the chain"
+            "a Publisher can't be copied or pickled, because a store has one: make it in the "
+            "process that publishes, where it goes on with the chain"
         )
 
     def _publish(self, state: Any, anchor: bool) -> Published:

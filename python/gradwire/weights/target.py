@@ -146,7 +146,9 @@ class Target:
         tied = dict.fromkeys(key for pair in tied_names(self._views) for key in reversed(pair))
         entries = {key: self._entries_of(key, update) for key in tied}
         staying = {  # without the others, of which one may be the first of several
-            key: self._views[key] for key, own in entries.items() if own and all(map(self.find, own))
+            key: self._views[key]
+            for key, own in entries.items()
+            if own and all(map(self.find, own))
         }
         for key, to in list(tied_names(staying)):
             yield key, to, _results(entries[key], update) == _results(entries[to], update)
