@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from hypothesis import strategies as st
 
 from gradwire.weights import (
     DamagedVersionError,
+    Publisher,
     StaleBaseError,
+    Subscriber,
     WeightsError,
     changes,
     diff,
+    fold,
     patch,
+    prune,
+    unflatten,
 )
 from states import assert_same, bits, state_of
 
@@ -317,3 +323,24 @@ def test_it_needs_no_pytorch() -> None:
         "x = {'x': np.ones(4)}; patch(x, diff(x, {'x': np.zeros(4)})); assert not x['x'].any()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+WRONG: Any = [None, "x", "3", 2.5]
+MISTAKEN: dict[str, Callable[[Path], object]] = {
+    "delta is 'x'; a bytes": lambda _: patch({}, WRONG[1]),
+    "delta is None; a bytes": lambda _: changes({}, WRONG[0]),
+    "threads is '3'; a whole number": lambda _: diff({}, {}, threads=WRONG[2]),
+    "keep is '3'; a whole number": lambda store: prune(store, keep=WRONG[2]),
+    "keep is 2.5; a whole number": lambda store: prune(store, keep=WRONG[3]),
+    "first is None; a whole number": lambda store: fold(store, WRONG[0], 3),
+    "version is '3'; a whole number": lambda store: Subscriber(store).fetch(WRONG[2]),
+    "anchor is 'x'; True or False": lambda store: Publisher(store).publish({}, anchor=WRONG[1]),
+    "tensors is None; a Mapping": lambda _: unflatten(WRONG[0]),
+}
+
+
+@pytest.mark.parametrize("said", MISTAKEN)
+def test_arguments_of_another_type_are_refused_by_name(tmp_path: Path, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^{said}.* is needed$"):
+        MISTAKEN[said](tmp_path)
+    assert not list(tmp_path.iterdir())

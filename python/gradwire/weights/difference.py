@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import _core
+from gradwire.option_record import explains_arguments
 from gradwire.weights.errors import DamagedVersionError
 from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import (
@@ -23,6 +24,7 @@ from gradwire.weights.tensors import (
 from gradwire.weights.update import Blob, Entry, Update, read_update, write_update
 
 
+@explains_arguments
 def diff(old: Any, new: Any, *, threads: int = 1) -> bytes:
     """Describes how the tensors of `old` become those of `new`, exactly, whatever their bits.
 
@@ -43,7 +45,8 @@ def diff(old: Any, new: Any, *, threads: int = 1) -> bytes:
     return b"".join(bytes(piece) for piece in write_update(update))
 
 
-def patch(old: Any, delta: bytes, *, threads: int = 1) -> None:
+@explains_arguments
+def patch(old: Any, delta: bytes | bytearray | memoryview, *, threads: int = 1) -> None:
     """Makes the tensors of `old` those of `new`, in place.
 
     In a dictionary, tensors appear and vanish as in `new`; a model must have the tensors of the
@@ -62,7 +65,10 @@ def patch(old: Any, delta: bytes, *, threads: int = 1) -> None:
     Target(old, threads).apply(read_update(delta, "the delta"))
 
 
-def changes(old: Any, delta: bytes, *, threads: int = 1) -> Iterator[tuple[str, Any, Any]]:
+@explains_arguments
+def changes(
+    old: Any, delta: bytes | bytearray | memoryview, *, threads: int = 1
+) -> Iterator[tuple[str, Any, Any]]:
     """Yields what a delta changes, for engines that take sparse patches; `old` stays as it is.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.option_record import explains_arguments
 from gradwire.strict_json import parse_json
 from gradwire.weights.errors import WeightsError
 from gradwire.weights.tensors import Shard, is_torch, typed_values
@@ -44,6 +45,7 @@ def flatten(state: Mapping[Any, Any]) -> dict[str, Any]:
     return {STRUCTURE: typed_values("U8", bytes_of_text, as_torch), **found}
 
 
+@explains_arguments
 def unflatten(tensors: Mapping[str, Any]) -> Any:
     """Makes the nested state of what `flatten` returned, or a receiver has of it.
 

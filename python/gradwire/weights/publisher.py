@@ -133,6 +133,7 @@ class Publisher:
         self._entries: dict[str, Entry] = {}
         self._is_sound = False  # whether the copies are those of the version
 
+    @explains_arguments
     def publish(self, state: Any, *, anchor: bool = False) -> Published:
         """Publishes the tensors as the next version; it exists when this returns.
 
@@ -237,7 +238,7 @@ class Publisher:
         warnings.warn(
             f"the next version is a full one, as the newest cannot be read: {reason}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=6,  # who calls publish()
         )
         return None
 
@@ -366,7 +367,7 @@ class Publisher:
                 f"{self._store.folder.place} has version {self._version} no longer, or not whole: "
                 "the next version is a full one",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
         elif found.writer.token != self._token:
             self._refuse(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gradwire.option_record import explains_arguments
 from gradwire.weights.difference import fold_updates
 from gradwire.weights.errors import WeightsError
 from gradwire.weights.folder import Folder
@@ -21,6 +22,7 @@ from gradwire.weights.target import Track
 from gradwire.weights.update import write_update
 
 
+@explains_arguments
 def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
     """Removes versions that are no longer needed, and parts of versions that never came to be.
 
@@ -60,6 +62,7 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
     return removed
 
 
+@explains_arguments
 def fold(
     store: str | os.PathLike[str] | Folder,
     first: int,

@@ -108,6 +108,7 @@ class Subscriber:
         """The version in use; None: none, or a part of one after an error."""
         return self._version
 
+    @explains_arguments
     def fetch(self, version: int | None = None) -> Fetched | None:
         """Fetches, checks and decodes a version, while the model is in use.
 
