@@ -231,17 +231,17 @@ def test_lines_to_paste_suit_the_optimizer() -> None:
 
 
 def test_local_steps_are_predicted_and_recommended() -> None:
-    """With an exchange every 8 steps, any optimizer gets LocalSteps."""
+    """With an exchange every 4 steps, any optimizer gets LocalSteps."""
     profile, cluster = _slow_network()
     every_step = make_plan(profile, cluster)
-    plan = make_plan(profile, cluster, schedule=Schedule(8))
-    assert {p.every for p in plan.predictions if p is not plan.baseline} == {8}
+    plan = make_plan(profile, cluster, schedule=Schedule(4))
+    assert {p.every for p in plan.predictions if p is not plan.baseline} == {4}
     sent = {p.sent_bytes for p in plan.predictions if p.exchange == "sharded"}
-    assert sent == {p.sent_bytes / 8 for p in every_step.predictions if p.exchange == "sharded"}
+    assert sent == {p.sent_bytes / 4 for p in every_step.predictions if p.exchange == "sharded"}
     note, line = here._lines(plan, None)
     assert "train in another way than DDP" in note
     assert line.startswith("optimizer = gradwire.torch.LocalSteps(optimizer, model, codec='3lc")
-    assert line.endswith(", every=8)")
+    assert line.endswith(", every=4)")
 
 
 def _slow_network() -> tuple[Profile, Cluster]:

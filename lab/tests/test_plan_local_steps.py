@@ -110,7 +110,7 @@ def test_all_rows_but_ddps_are_local_steps() -> None:
     assert "local steps" not in make_plan(profile_of(), CLUSTER).advice()
 
 
-@pytest.mark.parametrize(("every", "there"), [(15, True), (16, False)])
+@pytest.mark.parametrize(("every", "there"), [(4, True), (5, False)])
 def test_codecs_that_hold_back_are_left_out_of_seldom_exchanges(every: int, there: bool) -> None:
     profile, schedule = profile_of(), Schedule(every)
     late = [codec for codec in profile.codecs if sends_late(codec)]

@@ -10,10 +10,10 @@ from gradwire.option_record import OptionRecord
 
 # Sends what a gate lets through as it is, and where it stands.
 GATED_CODEC = "topk:ratio=1,index=rice,ef=off"
-# Steps between exchanges with which what a codec such as 3LC holds back waits too long. With 4, 10
-# and 30 steps it ended at 2.06, 2.36 and 2.69, 4 bits at 2.02, 2.30 and 2.17 (gradwire train
-# --model gpt --exchange one-process --every K, AdamW at 0.0015, 600 steps, seed 0).
-_SELDOM = 16
+# Beyond so many steps from one exchange to the next, what a codec such as 3LC holds back waits too
+# long, and changes with the gain for noise are too large: docs/results/evaluation/diloco.md, "Plain
+# average".
+_OFTEN = 4
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Schedule(OptionRecord):
 
     @property
     def is_seldom(self) -> bool:
-        """Whether exchanges are so far apart that a codec should hold little back."""
-        return self.every >= _SELDOM
+        """Whether exchanges are so far apart that a codec should hold little back, and changes go
+        without the gain for noise (gradient_noise.py)."""
+        return self.every > _OFTEN
 
     @property
     def is_back_to_back(self) -> bool:

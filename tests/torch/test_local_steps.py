@@ -32,6 +32,7 @@ from gradwire.torch import (
 )
 from gradwire.torch.errors import CoarseGradientsWarning, NonFiniteStepWarning
 from gradwire.torch.optimizers.late_momentum import LateMomentum
+from gradwire.torch.optimizers.local_rules import LocalRules
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.options import grouped
 from gradwire.torch.stats import Totals, summarize
@@ -87,7 +88,8 @@ def test_replicas_are_equal_after_every_exchange_and_then_alone(
     ("options", "codec"),
     [
         ({}, "small"),
-        ({"every": 30}, "half-byte"),
+        ({"every": 4}, "small"),
+        ({"every": 5}, "half-byte"),
         ({"outer": outer_nesterov()}, "half-byte"),
         ({"outer": outer_nesterov(), "codec": "small"}, "small"),
         ({"outer": outer_nesterov(), "exchange": "ring"}, "int8"),
@@ -462,6 +464,24 @@ def test_a_step_is_applied_late_or_by_synchronize() -> None:
         first, then, usual = rank.values()
         assert first.tensors[0] == runs.digests_of(dict(make_model().named_parameters()))
         assert then.digests[0] == usual.digests[0] != first.digests[0]
+
+
+@pytest.mark.parametrize(("every", "corrects"), [(1, True), (4, True), (5, False)])
+def test_only_short_changes_have_the_gain_for_noise(every: int, corrects: bool) -> None:
+    model = make_model()
+    inner, schedule = adamw(model.parameters()), Schedule(every)
+    for given, found in ((None, corrects), (True, True), (False, False)):
+        rules = LocalRules.choose(
+            inner,
+            schedule,
+            outer=None,
+            clip_norm=None,
+            correct_noise=given,
+            late_momentum=None,
+            residual_decay=1.0,
+            is_elastic=False,
+        )
+        assert rules.correct_noise == found
 
 
 def test_gains_leave_decoupled_weight_decay_alone() -> None:

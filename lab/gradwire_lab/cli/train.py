@@ -38,6 +38,7 @@ _PANELS = {
         *("workers", "bandwidth", "latency"),
         *("exchange", "every", "compress", "start_iter", "rules"),
         *("fragments", "delay", "mix", "gate", "outer", "outer_lr", "residual_decay"),
+        "correct_noise",
         *("exclude", "exclude_last", "min_numel", "threads"),
         *("servers", "backup_workers", "staleness", "barrier"),
     ),

@@ -7,6 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from gradwire.local_schedule import Schedule
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.charts import Line, Lines, line_through
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
@@ -96,10 +97,18 @@ _MOMENTUM = {
 }
 _MOMENTUM |= {(name, "nesterov"): _ADAMW[name, _USUAL] for name in (_RAW, "3LC")}
 # Without an outer optimizer.
-_PLAIN_EVERY = (4, 10, 30)
+_PLAIN_EVERY = (2, 4, 10, 30)
 _PLAIN = {
     (name, n): _arm(_CODECS[name], every=n, outer="", seeds=1)
     for name in _STREAMED
+    for n in _PLAIN_EVERY
+}
+# 32 bits with and without the gain for noise, of which one is what LocalSteps does by itself.
+_GAIN = {
+    (gain, n): _PLAIN[_RAW, n]
+    if Schedule(every=n).is_seldom == (gain == "off")
+    else _arm("raw", every=n, outer="", seeds=1, correct_noise=gain)
+    for gain in ("on", "off")
     for n in _PLAIN_EVERY
 }
 _TUNING = {
@@ -183,8 +192,11 @@ def _by_momentum(found: Found) -> str:
 
 def _by_plain_interval(found: Found) -> str:
     base = _DDP["adamw", _WORKERS[0]]
+    arms = {(f"32 bits, gain {gain}", n): one for (gain, n), one in _GAIN.items()}
+    arms |= {(name, n): one for (name, n), one in _PLAIN.items() if name != _RAW}
     rows = [
-        [name, *(_loss(found, _PLAIN[name, n], base) for n in _PLAIN_EVERY)] for name in _STREAMED
+        [name, *(_loss(found, arms[name, n], base) for n in _PLAIN_EVERY)]
+        for name in dict.fromkeys(name for name, _ in arms)
     ]
     return table(("what is sent", *(f"every={n}" for n in _PLAIN_EVERY)), rows)
 
@@ -257,9 +269,9 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Plain average",
-            "`LocalSteps` without an outer optimizer, with its corrections for noise and momentum. "
-            "AdamW, four workers.",
-            tuple(_PLAIN.values()),
+            "`LocalSteps` without an outer optimizer. Its gain for noise (`correct_noise`) is on "
+            "by default up to every=4, also in the last two rows. AdamW, four workers.",
+            tuple(dict.fromkeys((*_PLAIN.values(), *_GAIN.values()))),
             _by_plain_interval,
         ),
         Experiment(

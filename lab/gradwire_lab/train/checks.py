@@ -141,7 +141,7 @@ def _of_local_steps(settings: TrainSettings) -> _Problems:
     if not settings.takes_local_steps:
         goes = f"goes only with --compress updates and --exchange {', '.join(LOCAL)}"
         names = ("fragments", "delay", "mix", "gate", "outer", "outer_lr", "residual_decay")
-        yield from _given(settings, goes, *names)
+        yield from _given(settings, goes, *names, "correct_noise")
         return
     codecs = [both_ways(codec)[0] for codec in settings.codecs if not is_rival(codec)]
     for codec in codecs:
@@ -159,6 +159,8 @@ def _of_local_steps(settings: TrainSettings) -> _Problems:
             yield "codecs", f"{codec} {holds}: take one without, such as {GATED_CODEC}"
         elif not settings.gate and settings.residual_decay < 1 and not keeps_residual(codec):
             yield "residual_decay", f"{codec} keeps no residual: valid is 1"
+    if settings.mix > 0 and settings.correct_noise == "on":
+        yield "correct_noise", "on needs whole changes: valid is off, or a --mix of 0"
     if settings.outer == "average":
         yield from _given(settings, "goes only with --outer sgd or nesterov", "outer_lr")
     elif settings.outer_lr == 0:

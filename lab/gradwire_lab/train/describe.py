@@ -40,6 +40,7 @@ def exchange(chosen: TrainSettings) -> str:
             f"gate {chosen.gate}": bool(chosen.gate),
             outer: chosen.outer != "average",
             f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
+            f"gain for noise {chosen.correct_noise}": chosen.correct_noise != "default",
         }
         parts = [every, *alone, "of updates", *(text for text, said in differing.items() if said)]
     elif chosen.every == 1:

@@ -120,6 +120,8 @@ _HELP = {
     "gate": f"{_LOCAL}a worker sends only what alters the model in bfloat16, and keeps the rest "
     "until it does, as in PULSELoCo.",
     "residual_decay": f"{_LOCAL}residuals are multiplied by it after each exchange.",
+    "correct_noise": f"{_LOCAL}changes are multiplied by the gain for the gradient's noise, by "
+    "default up to --every 4 with adam and adamw.",
     "servers": f"With --exchange {SERVER}: processes that hold the model.",
     "backup_workers": f"With --exchange {SERVER}: workers that a step does not wait for.",
     "staleness": f"With --exchange {SERVER}: steps that a worker may be ahead of what it pulled.",
@@ -211,6 +213,9 @@ class TrainSettings(FromJson):
     ] = "average"
     outer_lr: Annotated[float, Option(min=0, max=100)] = 1.0
     residual_decay: Annotated[float, Option(min=0.01, max=1)] = 1.0
+    correct_noise: Annotated[Literal["default", "on", "off"], Option(metavar="default|on|off")] = (
+        "default"
+    )
     servers: Annotated[int, Option(min=1, max=100)] = 1
     backup_workers: Annotated[int, Option(min=0)] = 0
     staleness: Annotated[int, Option(min=0, max=1000)] = 0

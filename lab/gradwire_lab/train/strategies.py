@@ -123,6 +123,7 @@ def _local_steps(
         model,
         outer=outer[settings.outer],
         residual_decay=settings.residual_decay,
+        correct_noise={"default": None, "on": True, "off": False}[settings.correct_noise],
         clip_norm=settings.clip or None,
         **grouped(coding | _named(settings, *vars(EVERY_STEP))),
     )

@@ -111,7 +111,8 @@ class LocalRules:
         parts = parts_of(optimizer)
         has_adam = any(isinstance(part, ADAMS) for part in parts)
         if correct_noise is None:
-            correct_noise = replaces and any(isinstance(p, _OF_SECOND_MOMENTS) for p in parts)
+            divides = any(isinstance(part, _OF_SECOND_MOMENTS) for part in parts)
+            correct_noise = replaces and divides and not schedule.is_seldom
         if late_momentum is None:
             late_momentum = replaces and has_adam
         elif late_momentum and (outer is not None or not has_adam):

@@ -103,7 +103,7 @@ class LocalSteps(WrappingOptimizer):
             and state with this one.
         model: Gives the parameters their names, which rules and errors mention.
         codec: As text. None: the default of the exchange, for "sharded" "small", or "half-byte"
-            with `outer` and where `every` is 16 or more.
+            with `outer` and where `every` is above 4.
         every: Steps from one exchange to the next. None: 1.
         exchange: As in Compression. None: "sharded".
         outer: An outer optimizer, as a function that makes it for a list of parameters, or as an
@@ -115,7 +115,8 @@ class LocalSteps(WrappingOptimizer):
         correct_noise: Multiplies each parameter's change by the gain that gradient_noise.py
             describes, so that the average steps as far as one optimizer of the average gradient
             would. Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
-            divide by the root of a second moment, without `outer` and `mix`.
+            divide by the root of a second moment, without `outer` and `mix`, and with `every` up to
+            4: longer changes overshoot with it.
         late_momentum: Leaves the momentum of Adam and AdamW (the first of `betas`) out of their
             steps, and applies it to the averaged changes, alike on all ranks (late_momentum.py). It
             smooths the error of the codec, too. A new learning rate takes effect over the next
