@@ -39,14 +39,17 @@ QUOTES: Mapping[Path, Mapping[str, str]] = {
         DDP: "plain DDP",
         BF16: "DDP, PyTorch's bf16 hook",
         CHANGES: "above",
+        "compress, small, every=2": "above, `every=2`",
     },
     _ROOT / "docs" / "guides" / "far_apart.md": {
         DDP: "DDP",
         BF16: "DDP, PyTorch's bf16 hook",
         CHANGES: '`compress`, `"small"`',
+        "compress, small, every=2": '`compress`, `"small"`, `every=2`',
         "compress, half-byte": '`compress`, `"half-byte"`',
         RAW: 'DiLoCo, `"raw"`, `every=30`',
         "DiLoCo, half-byte": 'DiLoCo, `"half-byte"`, `every=30`',
+        "streaming, half-byte": 'streaming DiLoCo, `"half-byte"`, `every=30`',
     },
 }
 _MISSING = "-"
@@ -172,9 +175,14 @@ def _exchanges(found: Measured) -> str:
         sent = found.of_step(way, LINKS[1], "step_bytes")
         if sent is not None and None not in times:
             size = f"{WAYS[way].period * sent / 1e6:.2g}"
-            rows.append([_named(way), size, *(f"{1e3 * (each or 0.0):,.0f}" for each in times)])
+            rows.append(
+                [_named(way), size, *(f"{1e3 * max(each or 0.0, 0.0):,.0f}" for each in times)]
+            )
     alone = 1e3 * (found.alone or 0.0)
-    said = f"A step without an exchange takes {alone:.0f} ms ({RAW}, 1000 Mbit/s)."
+    said = _filled(
+        f"A step without an exchange takes {alone:.0f} ms ({RAW}, 1000 Mbit/s). Streaming's "
+        "exchanges run beside the steps: 0 is what is left of them."
+    )
     return f"{said}\n\n{table(('way', 'MB', *(f'ms, {LINKS_IN_WORDS[b]}' for b in LINKS)), rows)}"
 
 
@@ -211,9 +219,13 @@ def _reasons(found: Measured) -> str:
   {loss(RAW, STEPS):.2f}. On the way its loss rises, from {loss(SMALL, 240):.2f} after 240 steps
   to {loss(SMALL, 510):.2f} after 510. So with an outer optimizer `LocalSteps` takes `half-byte`
   where no codec is given.
-- **Local steps end worse than DDP** in so few steps, whoever does them; to a low loss only ways
-  that exchange every step come."""
+- **Local steps end worse than DDP** in so few steps, whoever does them; to a loss of
+  {TARGETS[-1]:g} none comes that exchanges more rarely than every four steps."""
     return "\n".join(_bullet(each) for each in said[2:].split("\n- ")) + "\n"
+
+
+def _filled(words: str) -> str:
+    return fill(words, 100, break_on_hyphens=False)
 
 
 def _bullet(words: str) -> str:
