@@ -46,7 +46,6 @@ QUOTES: Mapping[Path, Mapping[str, str]] = {
         BF16: "DDP, PyTorch's bf16 hook",
         CHANGES: '`compress`, `"small"`',
         "compress, small, every=2": '`compress`, `"small"`, `every=2`',
-        "compress, half-byte": '`compress`, `"half-byte"`',
         RAW: 'DiLoCo, `"raw"`, `every=30`',
         "DiLoCo, half-byte": 'DiLoCo, `"half-byte"`, `every=30`',
         "streaming, half-byte": 'streaming DiLoCo, `"half-byte"`, `every=30`',
