@@ -10,7 +10,7 @@ import copy
 import errno
 import json
 import os
-import pickle
+import pickle  # pickle: to show that it is refused
 import random
 import signal
 from collections.abc import Callable
