@@ -10,9 +10,9 @@ from gradwire.option_record import OptionRecord
 
 # Sends what a gate lets through as it is, and where it stands.
 GATED_CODEC = "topk:ratio=1,index=rice,ef=off"
-# Beyond so many steps from one exchange to the next, what a codec such as 3LC holds back waits too
-# long, and changes with the gain for noise are too large: docs/results/evaluation/diloco.md, "Plain
-# average".
+# Beyond so many steps from one exchange to the next, losses ended higher with a codec that holds
+# back as much as 3LC, and with the gain for noise (docs/results/evaluation/diloco.md, "Plain
+# average").
 _OFTEN = 4
 
 

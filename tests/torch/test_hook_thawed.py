@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -21,12 +23,23 @@ def thaw(after: int, deed: str) -> tuple[int, str]:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             model, ["second.weight", "second.bias"]
         )
-    ddp = hooked(model, state)
+
+    def change(ddp: DistributedDataParallel) -> DistributedDataParallel:
+        model.second.requires_grad_(True)
+        return hooked(model, state) if deed == "wrapped again" else ddp
+
+    return steps_with(hooked(model, state), after, change)
+
+
+def steps_with(
+    ddp: DistributedDataParallel,
+    after: int,
+    change: Callable[[DistributedDataParallel], DistributedDataParallel],
+) -> tuple[int, str]:
+    """The steps of four that are taken, and the error. The change comes after so many."""
     for number in range(4):
         if number == after:
-            model.second.requires_grad_(True)
-            if deed == "wrapped again":
-                ddp = hooked(model, state)
+            ddp = change(ddp)
         try:
             step(ddp, number)
         except RuntimeError as error:
@@ -46,19 +59,16 @@ def test_a_parameter_that_is_thawed_later_is_named(cluster: Cluster, after: int)
 def put_in(after: int, deed: str) -> tuple[int, str]:
     """The steps that are taken, and the error. Puts a layer in after so many steps."""
     model, state = make_model(), GradwireState("int8", start_iter=0)
-    ddp = hooked(model, state)
-    for number in range(4):
-        if number == after:
-            torch.manual_seed(1)
-            if deed == "replaced":
-                model.last = nn.Linear(168, 5)
-            else:
-                model.add_module("last", nn.Sequential(model.last, nn.Linear(5, 5)))
-        try:
-            step(ddp, number)
-        except RuntimeError as error:
-            return number, str(error)
-    return 4, ""
+
+    def change(ddp: DistributedDataParallel) -> DistributedDataParallel:
+        torch.manual_seed(1)
+        if deed == "replaced":
+            model.last = nn.Linear(168, 5)
+        else:
+            model.add_module("last", nn.Sequential(model.last, nn.Linear(5, 5)))
+        return ddp
+
+    return steps_with(hooked(model, state), after, change)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
