@@ -64,6 +64,19 @@ def write_text(target: Path, text: str) -> None:
         file.write((text + "\n").encode())
 
 
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """While no other holder of this lock runs, in any process of this machine. A file system that
+    has no locks gives none."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _replace(place: Path, durable: bool) -> Iterator[OutputFile]:
     _remove_abandoned(place)
     temporary, handle = _open_beside(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,27 @@ def test_the_store_is_no_base(tmp_path: Path) -> None:
     for base in (tmp_path, link):
         with pytest.raises(WeightsError, match=f"base {base} is the store, .* take another folder"):
             Publisher(tmp_path, base=base)
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "said"),
+    [
+        ({"x": torch.ones(9).bfloat16()}, {}, r"'x' is F32 \[9\] here and is BF16 there"),
+        ({"x": torch.ones(3, 3)}, {}, r"'x' is F32 \[9\] here and isn't there with this shape"),
+        ({"model.x": torch.ones(9)}, {}, r"1 of 1 tensors go in full.*'x' is F32"),
+        ({"x": torch.ones(9).bfloat16()}, {"dtype": "bfloat16"}, None),
+        ({"model.x": torch.ones(9)}, {"rename": {"x": "model.x"}}, None),
+    ],
+)
+def test_a_base_that_is_of_no_use_is_named(
+    tmp_path: Path, base: State, options: State, said: str | None
+) -> None:
+    """All went in full without a word."""
+    publisher = Publisher(tmp_path, base=base, **options)
+    warned = contextlib.nullcontext() if said is None else pytest.warns(RuntimeWarning, match=said)
+    with warned as caught:
+        published = publisher.publish({"x": torch.arange(9.0)})
+    assert (published.share_changed < 1) == (said is None)
+    for one in caught or ():
+        assert one.filename == __file__
+    publisher.publish({"x": torch.arange(9.0) + 1})

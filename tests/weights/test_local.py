@@ -124,13 +124,13 @@ def test_a_file_that_comes_between_fetch_and_apply_stays(tmp_path: Path) -> None
     mine = local / "adapter.safetensors"
     safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
     kept = mine.read_bytes()
-    subscriber.apply_()
-    assert mine.read_bytes() == kept
-    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(2))
-    publisher.publish(state_of(3))
-    with pytest.raises(WeightsError, match="would be lost: 'lora'"):
-        subscriber.fetch()
+    for step in (subscriber.apply_, subscriber.fetch):
+        with pytest.raises(WeightsError, match="would be lost: 'lora'"):
+            step()
+        assert mine.read_bytes() == kept
+        assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(1))
     mine.unlink()
+    publisher.publish(state_of(3))
     follow(store, local)
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
 

@@ -43,7 +43,7 @@ def patch(
     read_views(old, threads)
     checkpoint = Checkpoint(old, threads)
     target = old if output is None else Outputs(output, 1, force).claim(old, old.name, file)
-    with errors_name(old):
+    with errors_name(old), checkpoint.alone():
         checkpoint.check(update)
         if output is None:
             try:

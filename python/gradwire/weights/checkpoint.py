@@ -1,22 +1,23 @@
 """A checkpoint on this machine that follows versions: .safetensors files, changed in place.
 
 A marker file beside them says which version they hold, in which files, and whether they hold it
-wholly. So who is killed while they change knows it at the next start, and a file that somebody has
-put beside them is not taken for theirs.
+wholly. So who is killed while they change knows it at the next start, a file that somebody has put
+beside them is not taken for theirs, and of several who follow the same files one changes them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from gradwire.container import Tensor
-from gradwire.files import replace_file
+from gradwire.files import lock_folder, replace_file
 from gradwire.strict_json import parse_json
 from gradwire.tensor_dtypes import bytes_of
 from gradwire.tensor_files import (
@@ -66,6 +67,24 @@ class Checkpoint:
         self._checked: list[tuple[object, ...]] = []  # the looks of the files in `check`
         self.version = self._read_marker()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody else changes the files, in any process of this machine."""
+        folder = self._path.parent if self._path.suffix == _SUFFIX else self._path
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(folder):
+            yield
+
+    def is_moved(self) -> bool:
+        """Whether somebody else has brought the files to another version, which is `version` now,
+        since `version` was read."""
+        before, self.version = self.version, self._read_marker()
+        return self.version != before
+
+    def is_touched(self) -> bool:
+        """Whether somebody has changed the files since `check`."""
+        return self._looks() != self._checked
+
     def views(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
         """The tensors, mapped to memory. mode: NumPy's; `c`: changes stay in memory."""
         found: dict[str, View] = {}
@@ -114,13 +133,7 @@ class Checkpoint:
                 "Nothing was changed; move them to another folder, or publish them, too"
             )
         self._own |= set(self._places.values())
-        Target(views, self._threads, make=_make).check(update)
-
-    def check_again(self, update: Update) -> None:
-        """Raises StaleBaseError if somebody has changed the files since `check`, so that the update
-        cannot be applied."""
-        if self._looks() != self._checked:
-            Target(self._base("c"), self._threads, make=_make, remedy=_REMEDY).check(update)
+        Target(views, self._threads, make=_make, remedy=_REMEDY).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""

@@ -278,6 +278,7 @@ class Publisher:
         self._is_sound = False
         self._copies, self._entries = {}, {}
         tied = dict(tied_names(views))
+        unlike: list[tuple[View, Entry | None]] = []  # the base
         for key, view in views.items():
             if key in tied:
                 update.add(tied_entry(cast(view, self._dtype), tied[key]))
@@ -289,8 +290,20 @@ class Publisher:
             else:
                 entry, blob = encode(view, None, self._threads)
                 blob = copy = np.array(blob)  # the memory is the model's, and will change
+                if update.base == 0:
+                    unlike.append((view, before))
             update.add(entry, blob)
             self._copies[key], self._entries[key] = copy, entry
+        if 2 * sum(view.numel for view, _ in unlike) > update.numel:
+            view, before = unlike[0]
+            there = f"is {before.dtype} there" if before else "isn't there with this shape"
+            warnings.warn(
+                f"{len(unlike)} of {len(views)} tensors go in full, as the base has none like "
+                f"them: {view.name!r} is {view.dtype} {list(view.whole or view.shape)} here and "
+                f"{there}. dtype= and rename= make them like those of the base",
+                RuntimeWarning,
+                stacklevel=5,  # who calls publish()
+            )
         return update
 
     def _full(self, update: Update) -> Update:

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -67,7 +68,7 @@ class Subscriber:
         local: A .safetensors file or a folder of such files that follows the versions. Without a
             marker of an earlier subscriber it is version 0, the publisher's `base`. It may be
             missing; the first version is a full one then. Tensors in it that no version has put
-            there are an error.
+            there are an error. Subscribers of one machine may share it: one of them changes it.
         version: The version that the model has at the start, without `local`: 0 is the publisher's
             `base`. None: it has none, and the first fetch takes a full version.
         threads: Threads.
@@ -92,6 +93,7 @@ class Subscriber:
         self._version = version if self._local is None else self._local.version
         self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None
+        self._files: tuple[Update, Update] | None = None  # an update, and what `local` needs for it
         self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
         self._written: Collection[str] = ()  # tensors in memory
         self._replaced = 0  # as the store counts it
@@ -183,10 +185,18 @@ class Subscriber:
             return Applied(self._version, 0.0)
         if target is None and self._local is None:
             raise WeightsError("apply_() without a model needs local=, a checkpoint to change")
+        with nullcontext() if self._local is None else self._local.alone():
+            seconds = self._write(update, target)
+        self._version, self._is_claim = update.version, False
+        return Applied(update.version, seconds)
+
+    def _write(self, update: Update, target: Any) -> float:
+        """Returns the seconds of the pause."""
         started = time.perf_counter()
+        files = None
         try:
             if self._local is not None:
-                self._local.check_again(update)
+                files = self._way_of_files(update)
             if target is not None:
                 tensors = Target(target, self._threads, remedy=_REMEDY)
                 tensors.check(update)
@@ -198,14 +208,13 @@ class Subscriber:
             tensors.write(update)
         seconds = time.perf_counter() - started
         self._version = None
-        if self._local is not None and update.base != update.version:
-            self._local.apply(update)
+        if self._local is not None and files is not None and files.base != files.version:
+            self._local.apply(files)
         if target is not None:
             self._model = _reference(target)
             found = update.entries.items()
             self._written = {key for key, entry in found if tensors.find(entry) is not None}
-        self._version, self._is_claim = update.version, False
-        return Applied(update.version, seconds)
+        return seconds
 
     def changes(self, target: Any) -> Iterator[tuple[str, Any, Any]]:
         """Yields what the fetched version changes, for engines that take sparse patches.
@@ -238,16 +247,44 @@ class Subscriber:
         if update.base is not None and self._pending is not None:
             update = fold_updates(self._pending, update, self._threads)
         if self._local is not None:
-            try:
-                self._local.check(update)
-            except StaleBaseError:  # somebody has changed the files
-                self._version = None
-                update = self._store.follow(None, to=wanted)
+            with self._local.alone():
+                try:
+                    self._way_of_files(update)
+                except StaleBaseError:  # somebody has changed the files
+                    self._version = None
+                    update = self._store.follow(None, to=wanted)
+                    self._way_of_files(update)
             if update.base == wanted:
                 self._is_claim, self._pending = False, None
                 return
         update.decode(self._written, self._threads)
         self._pending = update
+
+    def _way_of_files(self, update: Update) -> Update:
+        """The update that brings `local` to its version: this one, or another where a subscriber
+        that shares the files has brought them elsewhere. What is newer stays. Raises
+        StaleBaseError."""
+        assert self._local is not None
+        if self._files and self._files[0] is update and not self._local.is_touched():
+            return self._files[1]
+        reason: StaleBaseError | None = None
+        for found in self._ways_of_files(update, self._local.is_moved(), self._local.version):
+            try:
+                self._local.check(found)
+            except StaleBaseError as error:
+                reason = reason or error
+            else:
+                self._files = update, found
+                return found
+        assert reason is not None
+        raise reason
+
+    def _ways_of_files(self, update: Update, is_moved: bool, there: int | None) -> Iterator[Update]:
+        if not is_moved or there in (None, 0, update.base):
+            yield update
+        if there and there != update.base:
+            here = self._store.unchanged(there) if there >= update.version else None
+            yield here or self._store.follow(there, to=update.version)
 
 
 def _reference(target: Any) -> Callable[[], Any]:

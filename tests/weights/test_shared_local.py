@@ -1,0 +1,92 @@
+"""Subscribers of one machine that share the files of Subscriber(local=...).
+
+Each wrote its delta into the files, so two wrote it twice: the marker said a version that was not
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from gradwire.weights import Publisher, Subscriber
+from states import assert_same, state_of
+
+
+def version_in(local: Path) -> int:
+    """What the marker says, after a look whether the files hold it."""
+    version: int = json.loads((local / ".gradwire.json").read_text())["version"]
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(version))
+    return version
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_subscribers_at_different_versions_share_files(tmp_path: Path, seed: int) -> None:
+    """In any order of fetch() and apply_(), none gets an error, or needs a full version again."""
+    choose = random.Random(seed)
+    store, local = tmp_path / "store", tmp_path / "local"
+    publisher = Publisher(store, base=state_of(0))
+    if seed % 2:
+        local.mkdir()
+        safetensors.torch.save_file(state_of(0), local / "model.safetensors")
+    publisher.publish(state_of(1), anchor=True)
+    subscribers = [Subscriber(store, local=local) for _ in range(3)]
+    models: list[dict[str, Any]] = [state_of(0) if seed % 2 else {} for _ in subscribers]
+    newest, held, in_files = 1, set[int](), 0
+    for _ in range(60):
+        one = choose.randrange(3)
+        match choose.choice(["publish", "fetch", "fetch", "apply"]):
+            case "publish":
+                newest += 1
+                publisher.publish(state_of(newest))
+            case "fetch":
+                fetched = subscribers[one].fetch()
+                assert fetched is None or one not in held or not fetched.is_full
+                held |= {one} if seed % 2 else set()
+            case "apply" if subscribers[one].apply_(models[one]).version:
+                held.add(one)
+                assert_same(models[one], state_of(subscribers[one].version or 0))
+                assert version_in(local) >= max(in_files, subscribers[one].version or 0)
+                in_files = version_in(local)
+    assert in_files > 3
+
+
+def follow(store: Path, local: Path, last: int, failures: Any) -> None:
+    subscriber, model = Subscriber(store, local=local), dict[str, Any]()
+    try:
+        while (subscriber.version or 0) < last:
+            if subscriber.fetch():
+                version = subscriber.apply_(model).version
+                assert_same(model, state_of(version or 0, 90_000))
+    except BaseException as error:
+        failures.put(f"{type(error).__name__}: {error}")
+        raise
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_subscribers_race_for_files(tmp_path: Path, kind: str) -> None:
+    store, local, last = tmp_path / "store", tmp_path / "local", 12
+    publisher = Publisher(store)
+    publisher.publish(state_of(1, 90_000))
+    context = multiprocessing.get_context("spawn")
+    failures = context.Queue()
+    make: Any = threading.Thread if kind == "threads" else context.Process
+    runners = [make(target=follow, args=(store, local, last, failures)) for _ in range(3)]
+    for runner in runners:
+        runner.start()
+    for time in range(2, last + 1):
+        publisher.publish(state_of(time, 90_000))
+    for runner in runners:
+        runner.join(120)
+        assert not runner.is_alive()
+    assert failures.empty(), failures.get()
+    marker = json.loads((local / ".gradwire.json").read_text())
+    assert marker["version"] == last
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(last, 90_000))
