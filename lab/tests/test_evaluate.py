@@ -352,6 +352,16 @@ def test_several_seeds_have_an_interval() -> None:
     assert found.difference(other, MLP) == "+0.00 ± 0.00"
 
 
+def test_a_page_counts_the_seeds_that_another_page_wanted(tmp_path: Path) -> None:
+    three = arm("mlp", "int8", seeds=3)
+    store = Store(tmp_path, TINY)
+    for seed, value in ((0, 0.4), (1, 0.5), (2, 0.6)):
+        store.write(ArmRun(three, seed), made(ArmRun(three, seed), value=value))
+    found, lines, unusable = runner.read([arm("mlp", "int8")], store)
+    assert found.finals(three) == [0.4, 0.5, 0.6]
+    assert (len(lines), unusable) == (3, [])
+
+
 def test_the_hours_of_what_is_missing() -> None:
     runs = {0: RunResult.read(made(ArmRun(MLP, 0))["results"][0])}
     twice, other = arm("mlp", "int8", seeds=2), arm("lenet", "raw")

@@ -16,6 +16,7 @@ from gradwire_lab.train.settings import TrainSettings
 
 MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
 _T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # Student's t of so many values
+MOST_SEEDS = max(_T_95)  # of an arm
 
 
 @dataclass(frozen=True)

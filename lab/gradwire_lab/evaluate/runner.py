@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire_lab.evaluate.arms import Arm
-from gradwire_lab.evaluate.found import Found
+from gradwire_lab.evaluate.found import MOST_SEEDS, Found
 from gradwire_lab.evaluate.store import ArmRun, Line, Store
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
@@ -32,7 +32,8 @@ def runs_of(arms: Sequence[Arm]) -> list[ArmRun]:
 
 
 def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[Line], list[str]]:
-    """The results that are there, their lines, and a text for each line that cannot be used."""
+    """The results that are there, their lines, and a text for each line that cannot be used. Seeds
+    beyond those of an arm, which another page wanted, count too: both pages show the same mean."""
     results: dict[Arm, dict[int, RunResult]] = {}
     observed, lines, unusable = {}, [], []
     for run in runs_of(arms):
@@ -44,6 +45,13 @@ def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[Line], list[str
             lines.append(line)
             if line.observed is not None:
                 observed[run.arm] = line.observed
+    for one in arms:
+        for seed in range(one.seeds, MOST_SEEDS):
+            line, _ = _look(ArmRun(one, seed), store)
+            if line is None:
+                break
+            results.setdefault(one, {})[seed] = line.result
+            lines.append(line)
     settings = {one: store.settings(ArmRun(one, 0)) for one in arms}
     return Found(results, settings, observed), lines, unusable
 
