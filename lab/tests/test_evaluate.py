@@ -17,7 +17,7 @@ from rich.console import Console
 import gradwire
 from cli_runner import run as run_command
 from gradwire_lab.cli.evaluate import _EVALUATIONS
-from gradwire_lab.evaluate import frontier, page, quotes, runner, sz
+from gradwire_lab.evaluate import diloco, frontier, page, quotes, runner, sz
 from gradwire_lab.evaluate.arms import Arm, Setup, arm
 from gradwire_lab.evaluate.found import Found, Observed
 from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
@@ -350,6 +350,20 @@ def test_several_seeds_have_an_interval() -> None:
     )
     assert found.text(MLP) == "50.50% ± 6.36", "12.71 times 0.5 points"
     assert found.difference(other, MLP) == "+0.00 ± 0.00"
+
+
+def test_a_ratio_to_ddp_is_of_equal_seeds() -> None:
+    one, ddp = arm("gpt", "raw", every=2), arm("gpt", "ddp")
+    losses = {one: {0: 2.5}, ddp: {0: 2.0, 1: 1.0}}
+    results = {
+        a: {
+            seed: RunResult.read(made(ArmRun(a, seed), value=value)["results"][0])
+            for seed, value in of_seed.items()
+        }
+        for a, of_seed in losses.items()
+    }
+    found = Found(results, {a: a.settings(0, TINY) for a in losses})
+    assert diloco._loss(found, one, ddp) == "2.5000, 1.250", "not by the mean of both seeds"
 
 
 def test_a_page_counts_the_seeds_that_another_page_wanted(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ _WORKERS = (4, 8)
 _EVERY = (15, 30, 100)
 _USUAL = 30
 _OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-# Learning rates that were tried with `every` 30 and 32 bits, and with DDP. The best is in _BEST.
+# Learning rates that were tried with `every` 30 and 32 bits, and with DDP. The tables have those of
+# _USED.
 _TRIED = {"adamw": (7.5e-4, 1.5e-3, 3e-3), "muon": (6e-3, 1.2e-2, 2.4e-2)}
-_BEST = {("adamw", True): 3e-3, ("adamw", False): 1.5e-3, ("muon", True): 1.2e-2}
-_BEST |= {("muon", False): 1.2e-2}
+_USED = {("adamw", True): 3e-3, ("adamw", False): 1.5e-3, ("muon", True): 1.2e-2}
+_USED |= {("muon", False): 1.2e-2}
+_DDP_WAY = "DDP"
 _RAW = "32 bits"
 _SPARSE = "2 %, 2 bits"
 _CODECS = {
@@ -71,7 +73,7 @@ def _arm(
         codec,
         seeds=seeds,
         optimizer=optimizer,
-        learning_rate=rate or _BEST[optimizer, codec == "ddp"],
+        learning_rate=rate or _USED[optimizer, codec == "ddp"],
         workers=workers,
         batch=_BATCH // workers,
         steps=_STEPS,
@@ -114,14 +116,14 @@ _GAIN = {
 _TUNING = {
     (optimizer, way): {rate: _arm(codec, optimizer, rate=rate, seeds=1) for rate in rates}
     for optimizer, rates in _TRIED.items()
-    for way, codec in (("DDP", "ddp"), ("DiLoCo", "raw"))
+    for way, codec in ((_DDP_WAY, "ddp"), ("DiLoCo", "raw"))
 }
 
 
 def _loss(found: Found, one: Arm, base: Arm) -> str:
-    """The loss, and its ratio to DDP's."""
-    ends, theirs = found.finals(one), found.finals(base)
-    ratio = f", {fmean(ends) / fmean(theirs):.3f}" if ends and theirs and one != base else ""
+    """The loss, and its ratio to DDP's with the same seeds."""
+    ends, theirs = found.pairs(one, base)
+    ratio = f", {fmean(ends) / fmean(theirs):.3f}" if ends and one != base else ""
     return found.text(one) + ratio
 
 
@@ -149,7 +151,17 @@ def _by_interval(found: Found) -> str:
         arms = [_ADAMW[name, n] for n in _EVERY]
         sizes = ", ".join(_size(found, one) for one in arms)
         rows.append([name, f"`{codec}`", sizes, *(_loss(found, one, base) for one in arms)])
-    return table(("what is sent", "codec", "MB", *(f"every={n}" for n in _EVERY)), rows)
+    losses = table(("what is sent", "codec", "MB", *(f"every={n}" for n in _EVERY)), rows)
+    return f"{losses}\n\n{_to_32_bits(found)}"
+
+
+def _to_32_bits(found: Found) -> str:
+    rows = [
+        [name, *(found.difference(_ADAMW[name, n], _ADAMW[_RAW, n]) or MISSING for n in _EVERY)]
+        for name in _CODECS
+        if name != _RAW
+    ]
+    return table(("to 32 bits", *(f"to 32 bits, every={n}" for n in _EVERY)), rows)
 
 
 def _by_optimizer(found: Found) -> str:
@@ -203,10 +215,19 @@ def _by_plain_interval(found: Found) -> str:
 
 def _rates(found: Found) -> str:
     rows = [
-        [f"{way}, {_OPTIMIZERS[o]}", ", ".join(f"{r:g}: {found.text(a)}" for r, a in arms.items())]
+        [
+            f"{way}, {_OPTIMIZERS[o]}",
+            f"{_USED[o, way == _DDP_WAY]:g}",
+            ", ".join(f"{rate:g}: {_of_seed_0(found, one)}" for rate, one in arms.items()),
+        ]
         for (o, way), arms in _TUNING.items()
     ]
-    return table(("way", "learning rate: held-out loss"), rows)
+    return table(("way", "in the other tables", "learning rate: held-out loss"), rows)
+
+
+def _of_seed_0(found: Found, one: Arm) -> str:
+    run = found.results.get(one, {}).get(0)
+    return MISSING if run is None else found.metric(one).text(run.final)
 
 
 def _line(found: Found, arms: Sequence[Arm]) -> Line:
@@ -243,12 +264,13 @@ EVALUATION = Evaluation(
     "SparseLoCo's, the plain average and residuals that decay by 0.95; its workers send to "
     "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
     "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
-    "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's "
-    "mean. MB are what a worker sends and receives in the whole training run.",
+    "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's mean "
+    "over the same seeds. MB are what a worker sends and receives in the whole training run.",
     (
         Experiment(
             "Steps between exchanges",
-            "AdamW, four workers. MB belong to the intervals in their order.",
+            "AdamW, four workers. MB belong to the intervals in their order. The second table has "
+            "differences at equal seeds.",
             (_DDP["adamw", _WORKERS[0]], *_ADAMW.values()),
             _by_interval,
             {"bytes": ("held-out loss over megabytes, each codec at three intervals", _picture)},
@@ -291,8 +313,7 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Learning rates",
-            f"Seed 0 of each rate that was tried (every={_USUAL}, 32 bits); the best, which the "
-            "other tables have, with all seeds.",
+            f"Seed 0 with each rate that was tried (every={_USUAL}, 32 bits).",
             tuple(one for arms in _TUNING.values() for one in arms.values()),
             _rates,
         ),

@@ -83,17 +83,23 @@ class Found:
             return ""
         return f" ± {metric.scale * interval(values)[1]:.{_digits(metric)}f}"
 
-    def difference(self, arm: Arm, base: Arm) -> str:
-        """To the base, the mean over the seeds that both have: in points, or in nats."""
-        pairs = [
+    def pairs(self, arm: Arm, base: Arm) -> tuple[list[float], list[float]]:
+        """The metric at the end of both, of the seeds with which both came to it."""
+        known = [
             (own.final, other.final)
             for seed, own in self.results.get(arm, {}).items()
             if (other := self.results.get(base, {}).get(seed)) is not None
+            if own.final is not None and other.final is not None
         ]
-        known = [(own, other) for own, other in pairs if own is not None and other is not None]
-        if not known or arm == base:
+        return [own for own, _ in known], [other for _, other in known]
+
+    def difference(self, arm: Arm, base: Arm) -> str:
+        """To the base, the mean over the seeds that both have: in points, or in nats."""
+        ends, theirs = self.pairs(arm, base)
+        if not ends or arm == base:
             return ""
-        metric, differences = self.metric(arm), [own - other for own, other in known]
+        metric = self.metric(arm)
+        differences = [own - other for own, other in zip(ends, theirs, strict=True)]
         mean = metric.scale * fmean(differences)
         return f"{mean:+.{_digits(metric)}f}" + self._half(differences, metric)
 
