@@ -236,7 +236,7 @@ def _chart_of_times(found: Found) -> Bars:
 
 
 _PAPER = {
-    "mlp": "The paper's perceptron of 5 layers on handwritten digits bears truncation.",
+    "mlp": "The paper's perceptron on handwritten digits bears truncation.",
     "lenet": "The paper's convolutional networks do not bear truncation.",
 }
 
