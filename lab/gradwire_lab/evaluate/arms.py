@@ -15,9 +15,9 @@ from gradwire_lab.train.settings import ONE_PROCESS, TrainSettings
 
 HOOK = f"{ONE_PROCESS}:pulls=gradients"  # the average gradient is pulled, as with DDP's hook
 
-# Options of `gradwire train`, by the names in TrainSettings. Each task is long enough that its
-# uncompressed training has converged: in the last tenth of the steps it gains less than 0.2 points
-# or 0.01 nats (docs/results/trainings.md).
+# Options of `gradwire train`, by the names in TrainSettings. Each task is meant to be long enough
+# that its uncompressed training converges; what it still gains in the last tenth of the steps is in
+# docs/results/trainings.md.
 TASKS: dict[str, dict[str, Any]] = {
     "resnet8": {"model": "resnet8", "workers": 10, "steps": 6732},  # 36 epochs of 60,000 images
     "lenet": {
