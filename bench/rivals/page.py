@@ -208,17 +208,17 @@ def _reasons(found: Measured) -> str:
 - **PowerSGD** takes {beyond(POWER_SGD, fast) / plain:.1f} times as long as DDP there: it reduces
   what it leaves alone, then both factors, one after the other, and multiplies and orthogonalises
   between.
-- **torchft** reduces the model tensor by tensor, between a quorum and a vote:
+- **torchft** by default reduces the model tensor by tensor, between a quorum and a vote:
   {beyond(TORCHFT, fast) / 1e3:.1f} s where gradwire's `DiLoCo` takes {beyond(RAW, fast) / 1e3:.1f}.
   Their losses are the same ({loss(TORCHFT, STEPS):.3f} and {loss(RAW, STEPS):.3f} at the end).
-- **hivemind** sends a quarter of the bytes, and at 10 Mbit/s its exchange takes
-  {beyond(HIVEMIND, slow) / 1e3:.1f} s where gradwire's DiLoCo takes {beyond(RAW, slow) / 1e3:.1f}
-  with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f} with `int8`. hivemind's replicas end apart.
+- **hivemind**'s exchange takes {beyond(HIVEMIND, slow) / 1e3:.1f} s at 10 Mbit/s where gradwire's
+  DiLoCo takes {beyond(RAW, slow) / 1e3:.1f} with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f}
+  with `int8`. hivemind's replicas end apart.
 - **gradwire's `small` loses in DiLoCo**: it ends at {loss(SMALL, STEPS):.2f}, `raw` at
   {loss(RAW, STEPS):.2f}. On the way its loss rises, from {loss(SMALL, 240):.2f} after 240 steps
   to {loss(SMALL, 510):.2f} after 510. So with an outer optimizer `LocalSteps` takes `half-byte`
   where no codec is given.
-- **Local steps end worse than DDP** in so few steps, whoever does them; to a loss of
+- **Four and more local steps end worse than DDP** in so few steps, whoever does them; to a loss of
   {TARGETS[-1]:g} none comes that exchanges more rarely than every four steps."""
     return "\n".join(_bullet(each) for each in said[2:].split("\n- ")) + "\n"
 
@@ -233,7 +233,7 @@ def _bullet(words: str) -> str:
 
 
 def _confirmed(found: Measured) -> str:
-    rows = []
+    rows, shares = [], []
     for line in found.lines:
         if line["kind"] == "whole":
             way, link = line["way"], line["bandwidth"]
@@ -243,7 +243,15 @@ def _confirmed(found: Measured) -> str:
             numbers = f"{steps:g}", f"{seconds:.0f}", f"{total(steps, *parts):.0f}"
             sent = f"{line['sent_bytes'] / 1e6:.3g}", f"{steps * here['step_bytes'] / 1e6:.3g}"
             rows.append([_named(way), LINKS_IN_WORDS[link], *numbers, *sent])
-    return table(("way", "link", "steps", "s", "computed", "MB", "computed"), rows)
+            shares.append(steps * here["step_bytes"] / line["sent_bytes"])
+    made = table(("way", "link", "steps", "s", "computed", "MB", "computed"), rows)
+    if not shares:
+        return made
+    said = _filled(
+        f"MB computed from the first steps are {100 * min(shares):.0f} to {100 * max(shares):.0f} % "
+        "of those of the whole run. Ways without one have no others."
+    )
+    return f"{made}\n\n{said}"
 
 
 def quoted(found: Measured, names: Mapping[str, str]) -> str:

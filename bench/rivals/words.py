@@ -8,9 +8,10 @@ HEAD = f"""# gradwire and what people would take instead
 
 Each way trains the same transformer of 664,448 parameters with the same batches: {WORKERS} workers,
 {STEPS} steps of AdamW, the sources of Python's library as text. Every rival is run from its own
-package, in an environment of its own, tuned as its documentation says. Ways of gradwire are bold.
-Times are those until the loss on held-out text is at most {TARGETS[0]:g} or {TARGETS[1]:g} nats a
-byte. A packet travels for 20 ms.
+package, in an environment of its own, with the options of its documentation. Ways of gradwire are
+bold. Times, and the MB that a worker sends, are those until the loss on held-out text is at most
+{TARGETS[0]:g} or {TARGETS[1]:g} nats a byte, [computed](#how-it-was-made) from measured steps. A
+packet travels for 20 ms.
 """
 
 SETTINGS = f"""## Settings
@@ -18,7 +19,8 @@ SETTINGS = f"""## Settings
 - **DDP**: PyTorch's, alone or with `bf16_compress_hook`. **PowerSGD**: `powerSGD_hook` with error
   feedback and warm start, after a tenth of the steps, one bucket.
 - **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
-  with rate 0.7 and momentum 0.9 outside.
+  with rate 0.7 and momentum 0.9 outside; `use_bucketization` and `should_quantize` are off, the
+  defaults.
 - **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
   `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few.
 - **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
@@ -37,8 +39,8 @@ steps; between two of them a straight line gives the step. Behind each link a fe
 while nothing else ran on the machine, and the bytes counted by the workers' interfaces, headers
 included: six steps after three, in whole intervals.
 Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links
-confirm it; where there is one, its bytes count. `scripts/rivals.sh` makes the environments, runs
-what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
+confirm the times; where there is one, its bytes count. `scripts/rivals.sh` makes the environments,
+runs what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
 
 REFEREE = """## What a referee would still say
 
@@ -47,8 +49,10 @@ REFEREE = """## What a referee would still say
 - **Workers share two cores**, also with the program that carries their packets. Slow computation
   hides what the network costs, most of all with 1000 Mbit/s.
 - **Little was tuned.** DiLoCo's learning rate is the best of three of gradwire's DiLoCo, by the
-  final loss (0.0005, 0.001, 0.003); torchft took it as well, and all others DDP's. SparseLoCo's
-  interval is the better one of 10 and 30 steps.
+  final loss (0.0005, 0.001, 0.003; those runs were not kept); torchft took it as well, and all
+  others DDP's, also hivemind and Flower with their 30 steps. Half of that rate is [better for
+  DDP](evaluation/diloco.md#learning-rates) at seed 0. SparseLoCo's interval is the better one of 10
+  and 30 steps.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
 - **The lead in steps is not the codec's.** *compress* steps Adam on each worker's own gradient,
