@@ -248,8 +248,8 @@ def _confirmed(found: Measured) -> str:
     if not shares:
         return made
     said = _filled(
-        f"MB computed from the first steps are {100 * min(shares):.0f} to {100 * max(shares):.0f} % "
-        "of those of the whole run. Ways without one have no others."
+        f"MB computed from the first steps are {100 * min(shares):.0f} to {100 * max(shares):.0f} "
+        "% of those of the whole run. Ways without one have no others."
     )
     return f"{made}\n\n{said}"
 

@@ -212,9 +212,10 @@ EVALUATION = Evaluation(
             _SHARED_SCALES,
             0.9,
             f"More workers, the same total batch of {_TOTAL_BATCH}; learning rate {_RATES[0.9]:g}, "
-            "polynomial decay, weights averaged with 0.9999 a step, images as they are, scales that "
-            "all workers share: as in the paper, which has 0.15 points better to 0.22 points worse "
-            "than floating gradients, with up to 64 workers. Dropout 0.5; the paper does not say its own.",
+            "polynomial decay, weights averaged with 0.9999 a step, images as they are, scales "
+            "that all workers share: as in the paper, which has 0.15 points better to 0.22 points "
+            "worse than floating gradients, with up to 64 workers. Dropout 0.5; the paper does not "
+            "say its own.",
         ),
         _of_figure_3(
             "Figure 3 (b): SGD without momentum",
