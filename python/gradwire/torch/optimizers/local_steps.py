@@ -116,7 +116,7 @@ class LocalSteps(WrappingOptimizer):
             describes, so that the average steps as far as one optimizer of the average gradient
             would. Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
             divide by the root of a second moment, without `outer` and `mix`, and with `every` up to
-            4: with longer changes the loss ended higher.
+            4: with longer changes AdamW's loss ended higher.
         late_momentum: Leaves the momentum of Adam and AdamW (the first of `betas`) out of their
             steps, and applies it to the averaged changes, alike on all ranks (late_momentum.py). It
             smooths the error of the codec, too. A new learning rate takes effect over the next
