@@ -275,7 +275,7 @@ EVALUATION = Evaluation(
     "Batch normalisation goes raw, as in the paper; here biases and tensors of fewer than 256 "
     "values do, too. One process simulates the workers and their server, which compresses the "
     "change of its model. Accuracy is that of worker 0's model; runs of commits before 4472b71 "
-    "evaluated the server's, which error feedback keeps within what pulls still owe.",
+    "evaluated the server's, which differs by what pulls still owe.",
     (
         Experiment(
             "Table 1: accuracy",
