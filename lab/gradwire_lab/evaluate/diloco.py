@@ -11,7 +11,7 @@ from gradwire.local_schedule import Schedule
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.charts import Line, Lines, line_through
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Found, table
+from gradwire_lab.evaluate.found import DIVERGED, MISSING, Found, table
 
 _SEEDS = 3
 _STEPS = 600
@@ -227,7 +227,9 @@ def _rates(found: Found) -> str:
 
 def _of_seed_0(found: Found, one: Arm) -> str:
     run = found.results.get(one, {}).get(0)
-    return MISSING if run is None else found.metric(one).text(run.final)
+    if run is None:
+        return MISSING
+    return DIVERGED if run.final is None else found.metric(one).text(run.final)
 
 
 def _line(found: Found, arms: Sequence[Arm]) -> Line:
