@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gradwire._core import AutoGoal, Compressor, GradwireError, is_coarse, is_goal, spell_out_codec
 
@@ -30,6 +32,20 @@ def missing(package: str, source: str) -> str:
         source: What pip installs in gradwire's source tree to bring it, such as `'.[torch]'`.
     """
     return f"{package} not installed; in gradwire's source tree `pip install {source}` brings it"
+
+
+@contextmanager
+def requiring(user: str, what: str, package: str | None, source: str) -> Iterator[None]:
+    """Around imports of what gradwire can use: a ModuleNotFoundError says who needs it.
+
+    Args:
+        package, source: As in `missing`. None: the package whose import fails.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        lacking = missing(package or str(error.name), source)
+        raise ModuleNotFoundError(f"{user} needs {what}: {lacking}", name=error.name) from error
 
 
 def warn_deprecated(old: str, new: str, *, since: str, stacklevel: int = 2) -> None:

@@ -17,17 +17,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.errors import missing
+from gradwire.errors import requiring
 
-try:
+with requiring(__name__, "Accelerate", "accelerate", "'.[recipes]'"):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DistributedType
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.accelerate needs Accelerate: " + missing("accelerate", "'.[recipes]'"),
-        name=error.name,
-    ) from error
 
 from gradwire.contrib.way import Way
 

@@ -38,16 +38,12 @@ from gradwire.contrib.federated import (
     is_compressed,
     require_finite,
 )
-from gradwire.errors import missing
+from gradwire.errors import requiring
 from gradwire.option_record import explains_arguments
 
-try:
+with requiring(__name__, "Flower", "flwr", "'.[flower]'"):
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
     from flwr.serverapp import Grid
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.flower needs Flower: " + missing("flwr", "'.[flower]'"), name=error.name
-    ) from error
 
 # Flower's error at an end that has no part of this module names the stype.
 STYPE = "gradwire: this end lacks gradwire.contrib.flower's CompressionMod or CompressedGrid"

@@ -19,17 +19,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.errors import missing
+from gradwire.errors import requiring
 
-try:
+with requiring(__name__, "Lightning", "lightning", "'.[recipes]'"):
     from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
     from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import DDPStrategy
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.lightning needs Lightning: " + missing("lightning", "'.[recipes]'"),
-        name=error.name,
-    ) from error
 
 from gradwire.contrib.way import Way, split_options
 

@@ -36,22 +36,17 @@ from gradwire.contrib.federated import (
     require_codec,
     require_finite,
 )
-from gradwire.errors import missing
+from gradwire.errors import requiring
 from gradwire.option_record import explains_arguments
 from gradwire.tensor_dtypes import bytes_of
 from gradwire.weights.tensors import View, is_torch, typed_values, views_of
 
-try:
+with requiring(__name__, "NVIDIA FLARE", "nvflare", "'.[recipes]'"):
     from nvflare.apis.dxo import DXO, DataKind, from_shareable
     from nvflare.apis.dxo_filter import DXOFilter
     from nvflare.apis.filter import FilterChainType, FilterContextKey
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.nvflare needs NVIDIA FLARE: " + missing("nvflare", "'.[recipes]'"),
-        name=error.name,
-    ) from error
 
 # FLARE's error at an end without the filter names this key of the message.
 KEY = "gradwire: this end lacks gradwire.contrib.nvflare's DecompressFilter"

@@ -19,14 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.errors import missing
+from gradwire.errors import requiring
 
-try:
+with requiring(__name__, "Ray Train", "ray", "'.[recipes]'"):
     import ray.train as _train
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.ray needs Ray Train: " + missing("ray", "'.[recipes]'"), name=error.name
-    ) from error
 
 from gradwire.contrib.way import Way
 from gradwire.torch.parameters import uncompiled

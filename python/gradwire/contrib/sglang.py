@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradwire.container import Tensor
-from gradwire.errors import missing
+from gradwire.errors import requiring
 from gradwire.files import replace_file
 from gradwire.option_record import explains_arguments
 from gradwire.tensor_files import header_of, order_in_file
@@ -26,13 +26,8 @@ from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
 from gradwire.weights.tensors import View, copy_of, tied_names, views_of
 
-try:
+with requiring(__name__, "zstandard", "zstandard", "'.[sglang]'"):
     import zstandard
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.sglang needs zstandard: " + missing("zstandard", "'.[sglang]'"),
-        name=error.name,
-    ) from error
 
 _FILE = "model-00000-of-00001.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -21,16 +21,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from gradwire.errors import missing
+from gradwire.errors import requiring
 
-try:
+with requiring(__name__, "torchft", "torchft", "'.[recipes]'"):
     import torchft
     from torchft.process_group import ProcessGroupWrapper
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.torchft needs torchft: " + missing("torchft", "'.[recipes]'"),
-        name=error.name,
-    ) from error
 
 from gradwire.option_record import explains_arguments
 from gradwire.torch.backend.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules

@@ -14,19 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import missing
+from gradwire.errors import requiring
 
-try:
+with requiring(__name__, "transformers and Accelerate", None, "'.[recipes]'"):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "gradwire.contrib.transformers needs transformers and Accelerate: "
-        + missing(str(error.name), "'.[recipes]'"),
-        name=error.name,
-    ) from error
 
 from gradwire.contrib.accelerate import step_with
 from gradwire.contrib.way import Way
