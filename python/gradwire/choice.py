@@ -67,11 +67,12 @@ class Chooser:
         self._accepted = False  # the limit could be kept once, or nearly
         self._warned = False
 
-    def begin(self, rows: Mapping[str, Row]) -> bool:
+    def begin(self, rows: Mapping[str, Row]) -> None:
         """Chooses for new tensors from their inputs alone, as `decide`. A budget may be exceeded,
         because the residuals have not settled."""
         measured = {name: row for name, row in rows.items() if row[_VALUES] > 0}
-        return bool(measured) and self._choose(measured, is_settled=not self.goal.limits_bits)[0]
+        if measured:
+            self._choose(measured, is_settled=not self.goal.limits_bits)
 
     def decide(self, rows: Mapping[str, Row], steps: int) -> bool:
         """Chooses for the tensors in `rows`; returns whether a codec changed.

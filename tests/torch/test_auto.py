@@ -14,6 +14,7 @@ from gradwire import GradwireError
 from gradwire._core import AutoGoal
 from gradwire.torch import GradwireState, reshard
 from gradwire.torch.buckets.auto_codecs import AutoCodecs
+from gradwire.torch.exchange_settings import ExchangeSettings
 from runs import Case, adam, adamw, said_by, threads
 from training import Options, Trained, load, save
 from ways import CUT_ONCE, Way
@@ -113,7 +114,7 @@ def test_a_restart_with_other_goals(cluster: Cluster, first: dict[str, Any]) -> 
 def test_a_choice_that_is_dropped_is_named(ranks: list[Trained]) -> None:
     state = load(ranks[0].residuals or b"")["auto"]
     with pytest.warns(UserWarning, match=f"chosen for {GOAL} is dropped.*now chosen for auto:bits"):
-        AutoCodecs(["auto:bits=1.0"]).load_state_dict(state)
+        AutoCodecs(ExchangeSettings("auto:bits=1.0")).load_state_dict(state)
 
 
 def test_a_budget_that_is_exceeded_is_remarked(cluster: Cluster) -> None:

@@ -1,4 +1,5 @@
-"""Chooses the codecs of `auto` texts from what all ranks measured.
+"""The codecs that hold now: those of the settings, or those that are chosen for `auto` texts from
+what all ranks measured.
 
 In a step in which a decision is due, each rank tries the candidates on its own input + residual:
 for pushes on the segments of the two ranks before it (batches are alike, so two ranks tell enough),
@@ -13,6 +14,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,9 @@ import numpy.typing as npt
 
 from gradwire._core import AutoGoal, Exchange, Layout
 from gradwire.choice import Chooser, Row
-from gradwire.torch.checkpoint import residuals_in
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.checkpoint import StateDict, residuals_in
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import gather_bytes
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.stats import ChosenCodec
@@ -39,36 +43,40 @@ class Place(NamedTuple):
 
 
 class AutoCodecs:
-    """What was chosen for every goal, and the rows of this rank in the step under way."""
+    """What was chosen for every goal, and the rows of this rank in the step under way.
 
-    def __init__(self, goals: Sequence[str], remedy: str = "") -> None:
-        """goals: as in the settings. remedy: see Chooser."""
-        self._goals = {AutoGoal(goal).text for goal in goals}
-        self._remedy = remedy
-        self.steps = 0  # compressed ones
+    Attributes:
+        settings: with the codecs that hold now. Without `auto` texts they stay as they are.
+    """
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self.settings = settings
+        self._goals = {AutoGoal(goal).text for goal in settings.goals}
+        self._decides = False  # whether a decision ends the step under way
+        self._steps = 0  # compressed ones
         self._choosers: dict[tuple[str, str], Chooser] = {}
         self._places: list[Place] = []  # in the order of buckets, which all ranks share
         self._rows: dict[Place, Row] = {}
         self._before: dict[tuple[str, str, int], Values] = {}
 
     @property
-    def chosen(self) -> tuple[tuple[str, str, str], ...]:
-        """(direction, tensor, codec), as Layout takes them."""
-        return tuple(
-            (direction, name, tensor.codec)
-            for (_, direction), chooser in self._choosers.items()
-            for name, tensor in chooser.tensors.items()
-        )
+    def trying(self) -> AutoCodecs | None:
+        """Tries codecs on what the step under way sends, if a decision ends it."""
+        return self if self._decides else None
 
-    def is_due(self) -> bool:
-        """Whether the step that begins now ends with a decision."""
+    def begin_step(self, raw: bool) -> None:
         # The first step is always due; its choosers are made when it meets its tensors.
         goals = [chooser.goal for chooser in self._choosers.values()]
-        return not goals or any(goal.is_due(self.steps + 1) for goal in goals)
+        is_due = not goals or any(goal.is_due(self._steps + 1) for goal in goals)
+        self._decides = bool(self._goals) and not raw and is_due
 
-    def prepare(self, layout: Layout, values: Values, wire: Transport) -> bool:
-        """Chooses for tensors that were never compressed, from this step's `values`, before they
-        are exchanged. Returns whether a codec was chosen."""
+    def prepare(self, job: BucketJob, wire: Transport) -> None:
+        """Chooses for those tensors of a new bucket that were never compressed, from their values,
+        before they are exchanged."""
+        if not self._goals or job.raw:
+            return
+        raw_codec = RAW_CODECS[job.values.dtype]
+        layout = self.settings.bucket_layout(job.tensors, wire.world_size, raw_codec)
         new = [
             place
             for segment in layout.segments
@@ -77,17 +85,17 @@ class AutoCodecs:
         ]
         new = list(dict.fromkeys(new))
         if not new or wire.world_size == 1:
-            return False
+            return
+        values = job.all_values().float().cpu().numpy()
         for segment in layout.segments:
             pair = [place for place in _places(segment) if place in new]
             if pair and _measures(segment["owner"], wire):
                 row = self._try(pair[0], _part(values, segment))
                 for place in pair:  # the average has not been seen yet
                     self._add(place, row)
-        changed = False
         for chooser, rows in self._share(new, wire):
-            changed |= chooser.begin(rows)
-        return changed
+            chooser.begin(rows)
+        self._take_chosen()
 
     def record_pushes(
         self, layout: Layout, exchange: Exchange, values: Values, wire: Transport
@@ -116,16 +124,25 @@ class AutoCodecs:
                 self._add(place, self._try(place, x, owed, segment["pull_codec"]))
         self._before = {}
 
-    def end_step(self, is_due: bool, wire: Transport) -> bool:
+    def end_step(self, wire: Transport) -> bool:
         """Counts a compressed step; if a decision is due, decides from all ranks' rows. Returns
         whether a codec changed."""
-        self.steps += 1
-        if not is_due or wire.world_size == 1:
-            return False
+        self._steps += 1
         changed = False
-        for chooser, rows in self._share(self._places, wire):
-            changed |= chooser.decide(rows, self.steps)
+        if self._decides and wire.world_size > 1:
+            for chooser, rows in self._share(self._places, wire):
+                changed |= chooser.decide(rows, self._steps)
+        if changed:
+            self._take_chosen()
         return changed
+
+    def _take_chosen(self) -> None:
+        chosen = tuple(
+            (direction, name, tensor.codec)
+            for (_, direction), chooser in self._choosers.items()
+            for name, tensor in chooser.tensors.items()
+        )
+        self.settings = replace(self.settings, chosen=chosen)
 
     def summary(self) -> tuple[ChosenCodec, ...]:
         return tuple(
@@ -143,40 +160,46 @@ class AutoCodecs:
             for remark in chooser.remarks(direction)
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict | None:
+        """None without `auto` texts."""
+        if not self._goals:
+            return None
         return {
-            "steps": self.steps,
+            "steps": self._steps,
             "choosers": [
                 {"direction": direction, **chooser.state_dict()}
                 for (_, direction), chooser in self._choosers.items()
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict | None) -> None:
         """Drops, with a warning, what was chosen for goals that the settings no longer have. If
         nothing is left, decisions come as at the start of a training."""
+        if not self._goals or state is None:
+            return
         self._choosers.clear()
         self._places.clear()
         self._rows.clear()
         for entry in state["choosers"]:
             if entry["goal"] in self._goals:
-                chooser = Chooser(entry["goal"], self._remedy)
+                chooser = Chooser(entry["goal"], self.settings.remedy)
                 chooser.load_state_dict(entry)
                 self._choosers[entry["goal"], entry["direction"]] = chooser
-        self.steps = int(state["steps"]) if self._choosers else 0
+        self._steps = int(state["steps"]) if self._choosers else 0
         if dropped := {entry["goal"] for entry in state["choosers"]} - self._goals:
             warnings.warn(
                 f"what was chosen for {', '.join(sorted(dropped))} is dropped, because the codecs "
                 f"are now chosen for {', '.join(sorted(self._goals))}; the residuals are kept",
                 stacklevel=2,
             )
+        self._take_chosen()
 
     # -------------------------------------------------------------------------------------------
 
     def _chooser(self, place: Place) -> Chooser:
         key = place.goal, place.direction
         if key not in self._choosers:
-            self._choosers[key] = Chooser(place.goal, self._remedy)
+            self._choosers[key] = Chooser(place.goal, self.settings.remedy)
         if place not in self._places:
             self._places.append(place)
             for (goal, direction), other in self._choosers.items():

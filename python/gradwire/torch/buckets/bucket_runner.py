@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from gradwire.torch.buckets.auto_codecs import AutoCodecs
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
-from gradwire.torch.buckets.codec_choice import CodecChoice
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
 from gradwire.torch.buckets.residuals import ResidualStore
 from gradwire.torch.checkpoint import (
@@ -107,7 +107,7 @@ class BucketRunner:
         self._current = -1  # index
         self.ledger = Ledger()
         self.kept = ResidualStore(self._buckets)
-        self.choice = CodecChoice(settings)
+        self.choice = AutoCodecs(settings)
         self._wire = connection.wire
         self._name_ranks = connection.name_ranks
         self._stage = stage
@@ -211,7 +211,7 @@ class BucketRunner:
         self._done.clear()
         self.kept.replace(residuals)
         self.kept.loss_scale = state["loss_scale"]
-        self.choice.load(state)
+        self.choice.load_state_dict(state.get("auto"))
 
     def release(self) -> None:
         """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
