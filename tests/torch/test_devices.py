@@ -242,7 +242,7 @@ def test_a_copy_begins_after_the_work_that_makes_the_values() -> None:
     with stage.on_host(values, fetched) as host:
         assert host.eq(3.0).all()
         host.mul_(2)
-    stage.settle()
+    stage.stream.synchronize()
     assert values.eq(6.0).all()
     # Work that waits for the stream finds the new values.
     with stage.after(None):
@@ -263,7 +263,7 @@ def test_copies_of_one_bucket_and_work_on_another_overlap() -> None:
             host.add_(10)
     assert stage.stream.waits == len(buckets)
     began = time.perf_counter()
-    stage.settle()
+    stage.stream.synchronize()
     waited = time.perf_counter() - began
     assert order == [0.0, 1.0, 2.0]
     assert [float(bucket[0]) for bucket in buckets] == [10.0, 11.0, 12.0]
@@ -300,6 +300,6 @@ def test_host_memory_is_used_again() -> None:
             places.add(host.data_ptr())
             assert float(host[0]) == i  # what was copied back before
             host.add_(1)
-    stage.settle()
+    stage.stream.synchronize()
     assert len(places) == 1
     assert float(values[0]) == 4

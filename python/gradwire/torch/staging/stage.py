@@ -113,9 +113,6 @@ class Stage:
     def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
         """Copies the values from their place on the host, and waits."""
 
-    def settle(self) -> None:
-        """Waits until changed values are back on the device."""
-
     def remarks(self) -> tuple[str, ...]:
         """What a user should know."""
         if self._memory != "pinned":
@@ -161,10 +158,6 @@ class _Streaming(Stage):
         if self._streams is not None:
             mark = self._stream.record_event() if mark is None else mark
             self._streams.current_stream(self.device).wait_event(mark)
-
-    def settle(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
 
 
 class HostedStage(Stage):
@@ -253,17 +246,17 @@ class CopyStage(_Streaming):
     def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
         with self.copying(values.nbytes), self.after(self.mark(values)):
             self.copier.to_host(values, host)
-            super().settle()
+            self._wait()
         self._buckets += 1
 
     def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
         with self.copying(values.nbytes), self.after(self.mark(values)):
             self.copier.to_device(host, values)
-            super().settle()
+            self._wait()
 
-    def settle(self) -> None:
-        with self.copying():
-            super().settle()
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     @contextlib.contextmanager
     def copying(self, copied: int = 0) -> Iterator[None]:
