@@ -92,6 +92,7 @@ class BucketRunner:
         ledger: what was counted and said.
         kept: the residuals.
         choice: the settings, with the codecs that hold now.
+        may_differ: whether jobs whose `alike` differ between ranks give a warning, and no error.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class BucketRunner:
         self._loaded_machines: int | None = None  # ranks_per_machine of the loaded state
         self._has_agreed = False
         self._alike = Alike()
-        self._may_differ = False
+        self.may_differ = False
 
     def run(self, job: BucketJob, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Averages the bucket in place. After this it holds the same bits on every rank.
@@ -171,15 +172,11 @@ class BucketRunner:
         """What encodes the pushes of the next job of `run`, in another thread."""
         return self._buckets[job.index].encode_ahead(job, self._wire)
 
-    def let_differ(self) -> None:
-        """From now on jobs whose `alike` differ from other ranks' give a warning, and no error."""
-        self._may_differ = True
-
     def _check_alike(self) -> None:
         try:
             self._alike.check(self._wire)
         except PeerMismatchError as error:
-            if not self._may_differ:
+            if not self.may_differ:
                 raise
             self.ledger.warn_once(self._name_ranks(str(error)), WorkerDiffersWarning)
 
@@ -296,7 +293,7 @@ class BucketRunner:
         for index in self._buckets.keys() & old - set(self._done):
             gone = self._buckets.pop(index)
             self.kept.add(gone.residuals())
-            self.ledger.keep_traffic(gone.traffic())
+            self.ledger.traffic = sum_by_name([*self.ledger.traffic, *gone.traffic()])
         self.agree_with_peers()
         self._stale.discard(job.index)
         self.choice.prepare(job, self._wire)

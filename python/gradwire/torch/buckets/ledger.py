@@ -21,7 +21,6 @@ from gradwire.torch.stats import (
     StepCounters,
     TensorTraffic,
     Totals,
-    sum_by_name,
 )
 
 
@@ -61,10 +60,6 @@ class Ledger:
         step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
         self.totals.add(step)
         self.last_step = step
-
-    def keep_traffic(self, traffic: Sequence[TensorTraffic]) -> None:
-        """Of a bucket that is no more."""
-        self.traffic = sum_by_name([*self.traffic, *traffic])
 
     def skip(self, why: str) -> None:
         """The step under way is skipped."""

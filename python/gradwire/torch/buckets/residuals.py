@@ -24,8 +24,9 @@ class ResidualStore:
 
     Attributes:
         loss_scale: the gradient scaler's, of which residuals are multiples; None: no scaler.
-        unfinished: the bucket whose exchange was broken off, where undoing is kept.
-        keeps_undo: whether it is.
+        keeps_undo: whether a copy of the residuals is kept while a bucket is averaged, so that an
+            exchange that is broken off can be undone.
+        unfinished: the bucket whose exchange was broken off, with keeps_undo.
     """
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
@@ -47,11 +48,6 @@ class ResidualStore:
         others = [b for index, b in self._buckets.items() if index != self.unfinished]
         placed = [r for bucket in others for r in bucket.residuals()]
         return self._before + placed + self._unplaced
-
-    def keep_undo(self) -> None:
-        """From now on a copy of the residuals is kept while a bucket is averaged, so that an
-        exchange that is broken off can be undone."""
-        self.keeps_undo = True
 
     def begin(self, index: int) -> None:
         """The exchange of this bucket begins."""

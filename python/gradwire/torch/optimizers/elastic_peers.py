@@ -156,8 +156,8 @@ class ElasticPeers(Peers):
         """Connects with the members of the generation, and makes all models equal."""
         averaging, roster = self._averaging, self.membership.roster
         self._connect(averaging, self.membership.meeting())
-        self.session.runner.kept.keep_undo()
-        self.session.runner.let_differ()
+        self.session.runner.kept.keeps_undo = True
+        self.session.runner.may_differ = True
         self.membership.watch(self.session.break_off)
         if self._settled is not None:
             if self._settled.runner is not None:
