@@ -11,12 +11,7 @@ It needs no PyTorch, and takes its tensors.
 """
 
 from gradwire.weights.difference import changes, diff, patch
-from gradwire.weights.errors import (
-    ConflictError,
-    DamagedVersionError,
-    StaleBaseError,
-    WeightsError,
-)
+from gradwire.weights.errors import ConflictError, DamagedVersionError, StaleBaseError, WeightsError
 from gradwire.weights.folder import Folder
 from gradwire.weights.nested import flatten, unflatten
 from gradwire.weights.publisher import Published, Publisher

@@ -20,13 +20,7 @@ from gradwire.container import Tensor
 from gradwire.files import lock_folder, replace_file
 from gradwire.strict_json import parse_json
 from gradwire.tensor_dtypes import bytes_of
-from gradwire.tensor_files import (
-    header_of,
-    order_in_file,
-    parse_head,
-    read_head,
-    read_safetensors,
-)
+from gradwire.tensor_files import header_of, order_in_file, parse_head, read_head, read_safetensors
 from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
 from gradwire.weights.manifest import is_manifest

@@ -13,14 +13,7 @@ from gradwire import _core
 from gradwire.option_record import explains_arguments
 from gradwire.weights.errors import DamagedVersionError
 from gradwire.weights.target import Target, Track
-from gradwire.weights.tensors import (
-    Bytes,
-    View,
-    element_of,
-    tied_names,
-    typed_values,
-    views_of,
-)
+from gradwire.weights.tensors import Bytes, View, element_of, tied_names, typed_values, views_of
 from gradwire.weights.update import Blob, Entry, Update, read_update, write_update
 
 

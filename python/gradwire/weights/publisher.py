@@ -21,14 +21,7 @@ from gradwire.weights.folder import Folder
 from gradwire.weights.manifest import Manifest, Writer, label_of
 from gradwire.weights.store import Store, wait_for
 from gradwire.weights.team import Team
-from gradwire.weights.tensors import (
-    Bytes,
-    View,
-    copy_of,
-    tensors_of,
-    tied_names,
-    views_of,
-)
+from gradwire.weights.tensors import Bytes, View, copy_of, tensors_of, tied_names, views_of
 from gradwire.weights.update import Entry, Update, check_parts, write_update
 
 _LATE = 10.0  # seconds that a part of an earlier version may be late

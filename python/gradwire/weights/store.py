@@ -18,13 +18,7 @@ from gradwire.weights.errors import (
     WeightsError,
 )
 from gradwire.weights.folder import Folder, open_folder
-from gradwire.weights.manifest import (
-    Manifest,
-    folded_from,
-    is_manifest,
-    label_of,
-    version_of,
-)
+from gradwire.weights.manifest import Manifest, folded_from, is_manifest, label_of, version_of
 from gradwire.weights.update import Update, digest_of, read_update
 
 _T = TypeVar("_T")

@@ -10,11 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
 from gradwire.torch.buckets.reduction import Op, is_reduction
-from gradwire.torch.exchange_settings import (
-    RAW_CODECS,
-    ExchangeSettings,
-    without_feedback,
-)
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings, without_feedback
 from gradwire.torch.parameters import NamedShape, all_finite
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"

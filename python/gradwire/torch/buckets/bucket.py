@@ -33,10 +33,7 @@ from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import NamedShape, writing_to
 from gradwire.torch.staging.pieces import Arriving
 from gradwire.torch.staging.stage import Stage
-from gradwire.torch.stats import (
-    StepCounters,
-    TensorTraffic,
-)
+from gradwire.torch.stats import StepCounters, TensorTraffic
 
 if TYPE_CHECKING:
     from gradwire.torch.buckets.auto_codecs import AutoCodecs

@@ -18,17 +18,8 @@ from gradwire.torch.buckets.auto_codecs import AutoCodecs
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
 from gradwire.torch.buckets.ledger import Ledger, warn_of_growing_scales
 from gradwire.torch.buckets.residuals import ResidualStore
-from gradwire.torch.checkpoint import (
-    Residual,
-    StateDict,
-    ranks_per_machine_of,
-    residuals_of,
-)
-from gradwire.torch.errors import (
-    OneMachineWarning,
-    PeerMismatchError,
-    WorkerDiffersWarning,
-)
+from gradwire.torch.checkpoint import Residual, StateDict, ranks_per_machine_of, residuals_of
+from gradwire.torch.errors import OneMachineWarning, PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.exchange_settings import RAW, ExchangeSettings, check_machines
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.engine import Alike, agree, gather
@@ -95,12 +86,7 @@ class BucketRunner:
         may_differ: whether jobs whose `alike` differ between ranks give a warning, and no error.
     """
 
-    def __init__(
-        self,
-        settings: ExchangeSettings,
-        connection: Connection,
-        stage: Stage,
-    ) -> None:
+    def __init__(self, settings: ExchangeSettings, connection: Connection, stage: Stage) -> None:
         """stage: of the device that the buckets are on."""
         self._buckets: dict[int, Bucket] = {}
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen

@@ -15,13 +15,7 @@ from gradwire.torch.errors import (
     UnmatchedPatternWarning,
 )
 from gradwire.torch.exchange_settings import ExchangeSettings
-from gradwire.torch.stats import (
-    OutgrownResidual,
-    RawTensor,
-    StepCounters,
-    TensorTraffic,
-    Totals,
-)
+from gradwire.torch.stats import OutgrownResidual, RawTensor, StepCounters, TensorTraffic, Totals
 
 
 @dataclass

@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from gradwire.torch.errors import (
-    CommunicationError,
-    ExpelledError,
-    PeerLostError,
-    PeerSilentError,
-)
+from gradwire.torch.errors import CommunicationError, ExpelledError, PeerLostError, PeerSilentError
 from gradwire.torch.members.heartbeat import State
 from gradwire.torch.members.membership import (
     CONNECT_SECONDS,

@@ -19,12 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import VARIABLE, JobKey
-from gradwire.torch.errors import (
-    CommunicationError,
-    JobKeyError,
-    PeerMismatchError,
-    StoreLostError,
-)
+from gradwire.torch.errors import CommunicationError, JobKeyError, PeerMismatchError, StoreLostError
 from gradwire.torch.members.heartbeat import Heartbeat, make_access
 from gradwire.torch.network.sealed_store import (
     Numbers,

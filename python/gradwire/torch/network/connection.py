@@ -36,12 +36,7 @@ class Connection:
     else touches the connections.
     """
 
-    def __init__(
-        self,
-        where: Where,
-        timeout: float,
-        board: FailureBoard | None = None,
-    ) -> None:
+    def __init__(self, where: Where, timeout: float, board: FailureBoard | None = None) -> None:
         """Every rank of `where` must call this, in the same order.
 
         board: where the ranks of several connections report. None: this connection has its own.

@@ -230,9 +230,7 @@ def connect(where: Where, timeout: float) -> tuple[Transport, Sequence[int], Sto
     return Wire(group, timeout, meeting.numbers), meeting.names, store
 
 
-def require_group(
-    group: dist.ProcessGroup | None,
-) -> tuple[dist.ProcessGroup, Store | None]:
+def require_group(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Store | None]:
     """The group (None: all ranks of the world) and its store, which one that makes transports does
     not need. Raises CommunicationError if there is none."""
     group = group or dist.group.WORLD

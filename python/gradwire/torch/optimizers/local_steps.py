@@ -46,12 +46,7 @@ from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.tensor_memory import require_memory
-from gradwire.torch.wrapping_optimizer import (
-    WrappingOptimizer,
-    as_one,
-    level_of_user,
-    refuse_modes,
-)
+from gradwire.torch.wrapping_optimizer import WrappingOptimizer, as_one, level_of_user, refuse_modes
 
 if TYPE_CHECKING:
     from gradwire.torch.optimizers.local_stats import LocalStats
