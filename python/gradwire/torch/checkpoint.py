@@ -324,9 +324,6 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
         torch.save(obj, cast(IO[bytes], file))
 
 
-Values = npt.NDArray[np.float32]
-
-
 @dataclass(frozen=True)
 class MemoryOrder:
     """shape: of the tensor. dims: its dimensions as they lie in memory, the outermost first; those
@@ -351,13 +348,13 @@ class MemoryOrder:
     def is_row_major(self) -> bool:
         return self == MemoryOrder.of(self.shape, range(len(self.shape)))
 
-    def to_rows(self, values: Values) -> Values:
-        """All values of the tensor, from this order to row-major."""
-        return self.view(torch.from_numpy(values)).reshape(-1).numpy()
+    def to_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """All values of the tensor, flat, from this order to row-major."""
+        return self.view(values).reshape(-1)
 
-    def from_rows(self, values: Values) -> Values:
+    def from_rows(self, values: torch.Tensor) -> torch.Tensor:
         """The reverse of `to_rows`."""
-        return values.reshape(self.shape).transpose(self.dims).reshape(-1)
+        return values.view(self.shape).permute(self.dims).reshape(-1)
 
     def view(self, values: torch.Tensor) -> torch.Tensor:
         """Flat values in this order, as the tensor."""
@@ -371,12 +368,12 @@ Orders = Mapping[str, MemoryOrder]  # of the tensors that are not row-major, by 
 def reordered(
     residuals: Iterable[Residual],
     orders: Orders,
-    reorder: Callable[[MemoryOrder, Values], Values],
+    reorder: Callable[[MemoryOrder, torch.Tensor], torch.Tensor],
 ) -> Iterator[Residual]:
     """Residuals of an exchange whose bucket has these orders, to or from rows. Consecutive values
     of a tensor in another order are none among its rows, so its residuals become whole tensors,
     with zeros where there is none."""
-    whole: dict[tuple[str, str], Values] = {}
+    whole: dict[tuple[str, str], npt.NDArray[np.float32]] = {}
     for residual in residuals:
         order = orders.get(residual.name)
         if order is None:
@@ -387,4 +384,4 @@ def reordered(
         end = residual.offset + residual.values.size
         values[residual.offset : end] += residual.values
     for (kind, name), values in whole.items():
-        yield Residual(kind, name, 0, reorder(orders[name], values))
+        yield Residual(kind, name, 0, reorder(orders[name], torch.from_numpy(values)).numpy())

@@ -51,7 +51,7 @@ class _Late(NamedTuple):
     order: MemoryOrder | None
 
     def in_rows(self) -> torch.Tensor:
-        return self.values if self.order is None else self.order.view(self.values).reshape(-1)
+        return self.values if self.order is None else self.order.to_rows(self.values)
 
 
 class LateAverages:
@@ -94,7 +94,7 @@ class LateAverages:
                         target.copy_(one.values)
                     else:
                         rows = one.in_rows()
-                        target.copy_(rows if order is None else _from_rows(rows, order))
+                        target.copy_(rows if order is None else order.from_rows(rows))
             return job.values
 
         return collect_all([begun, *late]).then(fill)
@@ -117,7 +117,3 @@ class LateAverages:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         self._late = {name: _Late(None, values, None) for name, values in state.items()}
-
-
-def _from_rows(values: torch.Tensor, order: MemoryOrder) -> torch.Tensor:
-    return values.view(order.shape).permute(order.dims).reshape(-1)
