@@ -96,22 +96,19 @@ class _States(MutableMapping[torch.Tensor, Any]):
         self._states = [part.state for part in parts]
 
     def _of(self, parameter: torch.Tensor) -> Any:
-        return next((state for state in self._states if parameter in state), None)
+        for state in self._states:
+            if parameter in state:
+                return state
+        raise KeyError(parameter)
 
     def __getitem__(self, parameter: torch.Tensor) -> Any:
-        if (state := self._of(parameter)) is None:
-            raise KeyError(parameter)
-        return state[parameter]
+        return self._of(parameter)[parameter]
 
     def __setitem__(self, parameter: torch.Tensor, entry: Any) -> None:
-        if (state := self._of(parameter)) is None:
-            raise KeyError(parameter)
-        state[parameter] = entry
+        self._of(parameter)[parameter] = entry
 
     def __delitem__(self, parameter: torch.Tensor) -> None:
-        if (state := self._of(parameter)) is None:
-            raise KeyError(parameter)
-        del state[parameter]
+        del self._of(parameter)[parameter]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (parameter for state in self._states for parameter in state)

@@ -225,14 +225,12 @@ class Fragment:
         arrived = None if self.flight is None else self.arrive()
         flight, self.flight = self.flight, None
         if flight is None or arrived is None or arrived.skipped:
-            mix = 0.0
-        else:
-            with self.anchors_at_hand():
-                self._step_anchors(flight)
-                self.confirm_gate()
-                self.follow_anchors(mix)
+            self.follow_anchors(0.0)
             return
-        self.follow_anchors(mix)
+        with self.anchors_at_hand():
+            self._step_anchors(flight)
+            self.confirm_gate()
+            self.follow_anchors(mix)
 
     def confirm_gate(self) -> None:
         """The last exchange counts."""
