@@ -97,10 +97,6 @@ def _fit(values: Sequence[Any], hints: tuple[Any, ...]) -> bool:
     return len(values) == len(hints) and all(map(_fits, values, hints))
 
 
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_)
-
-
 def _is_whole(value: Any) -> bool:
     try:
         operator.index(value)
@@ -120,7 +116,7 @@ def _is_number(value: Any) -> bool:
 
 
 _NUMBERS: dict[Any, Callable[[Any], bool]] = {
-    bool: _is_truth,
+    bool: lambda value: isinstance(value, bool | np.bool_),
     int: _is_whole,
     float: _is_number,
 }

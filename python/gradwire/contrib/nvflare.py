@@ -123,7 +123,7 @@ class CompressFilter(_Filter):
             if from_shareable(shareable).data_kind == DataKind.COLLECTION:
                 raise ValueError("a collection cannot be compressed; send WEIGHTS or WEIGHT_DIFF")
             views = views_of(dxo.data)
-            self._compare(_layout_of(views), fl_ctx)
+            self._compare({name: (v.dtype, v.shape) for name, v in views.items()}, fl_ctx)
             packed = self._pack(views, dxo.data_kind, client)
             raw = sum(
                 bytes_of("safetensors", v.dtype, math.prod(v.shape)) or 0 for v in views.values()
@@ -233,10 +233,6 @@ def compress(
         (recipe.add_server_input_filter, DecompressFilter),
     ):
         add(kind(weights, updates, min_numel), tasks=list(tasks))
-
-
-def _layout_of(views: dict[str, View]) -> Layout:
-    return {name: (view.dtype, view.shape) for name, view in views.items()}
 
 
 def _array_of(view: View) -> NDArray[Any]:

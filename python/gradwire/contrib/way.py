@@ -112,7 +112,7 @@ class Way:
                 self.undo.enter_context(ddp.no_sync())
             self._exchange = self._local = optimizer = LocalSteps(optimizer, plain, **options)
             self.undo.callback(optimizer.close)
-        elif ddp is not None and not _is_hooked(ddp, self._exchange):
+        elif ddp is not None and all(own is not self._exchange for _, own in ddp._comm_hooks):
             require_unhooked(ddp, self._owner)
             self._exchange = GradwireState(model=ddp, optimizer=optimizer, **options)
             ddp.register_comm_hook(self._exchange, gradwire_hook)
@@ -243,10 +243,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     names = {n for way in (GradwireState, LocalSteps) for n in inspect.signature(way).parameters}
     ours = {name: value for name, value in options.items() if name in names}
     return ours, {name: value for name, value in options.items() if name not in names}
-
-
-def _is_hooked(model: DistributedDataParallel, state: object) -> bool:
-    return any(own is state for _, own in model._comm_hooks)
 
 
 def _read(file: Path) -> Any:

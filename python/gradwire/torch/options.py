@@ -137,14 +137,6 @@ class Members(OptionRecord):
         """Whether ranks that are lost do not end the training."""
         return self.on_lost == "continue"
 
-    def require_fixed(self, owner: str) -> None:
-        """Raises ValueError unless the ranks of `owner` stay the same."""
-        if self.goes_on:
-            raise ValueError(
-                f"the ranks of {owner} stay the same: on_lost='continue' is for LocalSteps and "
-                "ServerOptimizer"
-            )
-
 
 MEMORIES = ("", "device", "host", "pinned")
 

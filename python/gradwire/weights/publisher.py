@@ -183,7 +183,8 @@ class Publisher:
         if wanted and (update.base is not None or self._team.ranks > 1):  # as all ranks decide
             labels[label_of(version, is_anchor=True)] = self._full(update)
         for label, content in labels.items():
-            self._write_part(label, content)
+            part = self._team.part(label, self._team.rank)
+            self._store.folder.write(part, write_update(content))
         self._pending = version
         # The version first: an anchor without it would be of values that are published no more.
         label, *anchors = labels
@@ -311,9 +312,6 @@ class Publisher:
                 full.add(whole, self._copies[key])
         return full
 
-    def _write_part(self, label: str, update: Update) -> None:
-        self._store.folder.write(self._team.part(label, self._team.rank), write_update(update))
-
     def _commit(self, label: str, version: int, has_anchor: bool) -> Manifest:
         if self._team.rank > 0:
             manifest = self._team.await_manifest(label, version)
@@ -398,8 +396,4 @@ def _renaming(rename: Callable[[str], str] | Mapping[str, str] | None) -> Callab
     if callable(rename):
         return rename
     names = rename
-
-    def look_up(name: str) -> str:
-        return names.get(name, name)
-
-    return look_up
+    return lambda name: names.get(name, name)

@@ -112,8 +112,8 @@ class Target:
                     f"its {prod(entry.whole)} elements; let all ranks publish theirs, or receive "
                     "the same parts as Shard(values, at, whole)"
                 )
-            in_place = view is not None and entry.kind in ("delta", "same")
-            if view is not None and in_place and not self._is_base(view, entry):
+            based = view if entry.kind in ("delta", "same") else None
+            if based is not None and digest_of(based.read(), self._threads) != entry.base:
                 self._refuse_base(update, entry, "its values are others")
         for view in self._views.values():
             own = update.entries.get(view.key)
@@ -247,28 +247,22 @@ class Target:
                 if view := self.find(entry):
                     yield entry, view
 
-    def _is_base(self, view: View, entry: Entry) -> bool:
-        return digest_of(view.read(), self._threads) == entry.base
-
     def _add(self, entry: Entry) -> View:
         made = self._make(entry.name, entry.dtype, entry.whole or entry.shape)
         self._put(entry.name, made)
         found = self.find(entry)
-        if found is None:
-            raise AssertionError("it was made for the entry")
+        assert found is not None, "it was made for the entry"
         return found
 
     def _put(self, name: str, values: Any) -> None:
         """Gives a dictionary another tensor of this name."""
-        if self._open is None:
-            raise AssertionError("check() has found the tensor")
+        assert self._open is not None, "check() has found the tensor"
         self._open[name] = values
         self._views[name] = views_of({name: values}, receives=True)[name]
 
     def _tie(self, entry: Entry, to: Entry) -> None:
         source, view = self.find(to), self.find(entry)
-        if source is None:
-            raise AssertionError("the tensor was written before")
+        assert source is not None, "the tensor was written before"
         if view is not None:
             view.write(source.read())
         elif self._open is not None:

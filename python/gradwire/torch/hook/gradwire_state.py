@@ -125,7 +125,11 @@ class GradwireState(SessionOwner):
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
-        members.require_fixed("GradwireState")
+        if members.goes_on:
+            raise ValueError(
+                "the ranks of GradwireState stay the same: on_lost='continue' is for LocalSteps "
+                "and ServerOptimizer"
+            )
         settings = ExchangeSettings.of(
             compression.given(codec=codec, exchange=exchange),
             members.given(process_group=process_group),
