@@ -222,7 +222,7 @@ def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any
     dist.destroy_process_group()
     store = TCPStore("127.0.0.1", port, is_master=False)
     codecs = {"all_reduce": "3lc:s=1.5", "reduce_scatter": None, "all_gather": None}
-    rules = Rules.of(codecs, 1000, [torch.float32], ExchangeSettings(), keeps_residuals=True)
+    rules = Rules(codecs, 1000, [torch.float32], ExchangeSettings(), keeps_residuals=True)
     group = GradwireGroup(store, rank, size, rules, timedelta(seconds=60))
     tensors = [torch.empty(NUMEL), torch.empty(NUMEL)]
     given, summed = torch.zeros(2, 2, NUMEL, dtype=torch.float64)

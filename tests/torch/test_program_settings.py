@@ -213,7 +213,7 @@ def _group(program: Settings) -> dict[str, torch.Tensor]:
     codecs: dict[str, str | None] = dict.fromkeys(
         ("all_reduce", "reduce_scatter", "all_gather"), "int8:bucket=256"
     )
-    rules = Rules.of(codecs, 10, [torch.float32, torch.bfloat16], ExchangeSettings())
+    rules = Rules(codecs, 10, [torch.float32, torch.bfloat16], ExchangeSettings())
     size = dist.get_world_size()
     with program.construct():
         group = GradwireGroup(store, dist.get_rank(), size, rules, timedelta(seconds=60))

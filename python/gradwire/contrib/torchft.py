@@ -62,7 +62,7 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
         execution: Execution = Execution(),
     ) -> None:
         super().__init__(timeout)
-        self._rules = Rules.of(
+        self._rules = Rules(
             {ALL_REDUCE: codec, REDUCE_SCATTER: None, ALL_GATHER: None},
             min_numel,
             dtypes,

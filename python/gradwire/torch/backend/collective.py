@@ -20,7 +20,7 @@ _LEGS = {ALL_REDUCE: None, REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "allgat
 
 @dataclass(frozen=True)
 class Rules:
-    """See register_backend."""
+    """See register_backend. Raises ValueError or GradwireError for what can't be."""
 
     codecs: dict[str, str | None]  # of each operation; None: not compressed
     min_numel: int
@@ -28,28 +28,19 @@ class Rules:
     settings: ExchangeSettings
     keeps_residuals: bool = False  # for tensors in memory that is used again and again
 
-    @staticmethod
-    def of(
-        codecs: dict[str, str | None],
-        min_numel: int,
-        dtypes: Sequence[torch.dtype],
-        settings: ExchangeSettings,
-        keeps_residuals: bool = False,
-    ) -> Rules:
-        """Raises ValueError or GradwireError for what can't be."""
-        if min_numel < 1:
-            raise ValueError(f"min_numel is {min_numel}; it is a number of values, at least 1")
-        if unknown := [str(dtype) for dtype in dtypes if dtype not in RAW_CODECS]:
+    def __post_init__(self) -> None:
+        if self.min_numel < 1:
+            raise ValueError(f"min_numel is {self.min_numel}; it is a number of values, at least 1")
+        if unknown := [str(dtype) for dtype in self.dtypes if dtype not in RAW_CODECS]:
             valid = ", ".join(str(dtype) for dtype in RAW_CODECS)
             raise ValueError(f"dtypes has {', '.join(unknown)}; valid ones are {valid}")
-        if not keeps_residuals:
+        if not self.keeps_residuals:
             why = "a process group does not know whose values it gets"
-            codecs = {op: codec and without_feedback(codec, why) for op, codec in codecs.items()}
-        rules = Rules(codecs, min_numel, tuple(dtypes), settings, keeps_residuals)
-        for op, codec in codecs.items():
+            codecs = {op: c and without_feedback(c, why) for op, c in self.codecs.items()}
+            object.__setattr__(self, "codecs", codecs)
+        for op, codec in self.codecs.items():
             if codec is not None:
-                rules.settings_of(op).check()
-        return rules
+                self.settings_of(op).check()
 
     def settings_of(self, op: str) -> ExchangeSettings:
         """The settings of the exchange that takes the operation's place."""

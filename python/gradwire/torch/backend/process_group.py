@@ -366,7 +366,7 @@ def register_backend(
         ValueError: Another argument is not valid.
     """
     codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
-    rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**vars(execution)))
+    rules = Rules(codecs, min_numel, dtypes, ExchangeSettings(**vars(execution)))
 
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
         return GradwireGroup(store, rank, size, rules, timeout)
