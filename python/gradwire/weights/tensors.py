@@ -39,21 +39,15 @@ _NAMES = {
 PROGRAMS = {dtype: name for name, dtype in _NAMES.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """A tensor, or the part of it that a rank holds, with its memory.
-
-    values: a NumPy array or a PyTorch tensor. Bytes of a file are an array of uint8 that has one
-    dimension more than `shape`. at: the indices of its first element in the whole tensor, whose
-    shape is `whole`; both are empty where `values` are the whole tensor.
-    """
+class Placed:
+    """A tensor or a part of it. at: the indices of its first element in the whole tensor, whose
+    shape is `whole`; both are empty where it is the whole tensor."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    values: Any
-    at: Place = ()
-    whole: tuple[int, ...] = ()
+    at: Place
+    whole: tuple[int, ...]
 
     @property
     def key(self) -> str:
@@ -67,6 +61,22 @@ class View:
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class View(Placed):
+    """A tensor, or the part of it that a rank holds, with its memory.
+
+    values: a NumPy array or a PyTorch tensor. Bytes of a file are an array of uint8 that has one
+    dimension more than `shape`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: Any
+    at: Place = ()
+    whole: tuple[int, ...] = ()
 
     def read(self) -> Bytes:
         """Its bytes in C order: its own memory where that holds them so, or a copy."""

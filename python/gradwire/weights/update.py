@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from gradwire.strict_json import most_header_bytes, parse_json
 from gradwire.tensor_dtypes import SAFETENSORS_BITS, bytes_of
 from gradwire.tensor_files import header_of, order_in_file, parse_head, read_safetensors
 from gradwire.weights.errors import DamagedVersionError, WeightsError
-from gradwire.weights.tensors import Bytes, Place, key_of, same_name
+from gradwire.weights.tensors import Bytes, Place, Placed, same_name
 
 FORMAT = 1
 METADATA = "gradwire"
@@ -36,12 +35,12 @@ _HEX = 16  # digits of a digest: JSON numbers of 64 bits are not exact everywher
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Placed):
     """A tensor of a version, or a part of it.
 
     kind: its bytes are in the update ("full"), or a delta is; it has not changed ("same"); or it
     is the memory of the tensor with the key `to` ("tied"). digest: of its bytes in this version.
-    base: the digest of its bytes in the base. at, whole: as in `View`.
+    base: the digest of its bytes in the base.
     """
 
     name: str
@@ -55,19 +54,6 @@ class Entry:
     at: Place = ()
     whole: tuple[int, ...] = ()
     to: str = ""
-
-    @property
-    def key(self) -> str:
-        return key_of(self.name, self.at)
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        """As of a `View`."""
-        return self.name, self.dtype, self.shape, self.at, self.whole
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
