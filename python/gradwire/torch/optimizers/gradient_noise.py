@@ -40,21 +40,17 @@ Gradients = Sequence[torch.Tensor | None]  # dense, in the order of the tensors;
 class GradientNoise:
     """The powers of the gradients of some tensors, as averages over the last exchanges.
 
-    Every rank must be given the same tensors and seed, and call `sketch` and `update` alike.
+    Every rank must be given the same tensors, and call `sketch` and `update` alike.
 
     power   f64 (2, tensors): of the rank's own gradient, and of the average gradient
     """
 
     @ordinary_tensors()
     def __init__(
-        self,
-        numels: Sequence[int],
-        world_size: int,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
+        self, numels: Sequence[int], world_size: int, device: torch.device | str = "cpu"
     ) -> None:
         """device: of the gradients."""
-        generator = torch.Generator(device="cpu").manual_seed(seed)
+        generator = torch.Generator(device="cpu").manual_seed(0)
         length = max((-(-numel // SUMS) for numel in numels), default=0) * SUMS + _OFFSETS
         draws = torch.randint(2, (length,), generator=generator, dtype=torch.int64, device="cpu")
         self._signs = draws.mul_(2).sub_(1).float().to(device)
