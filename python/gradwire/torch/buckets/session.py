@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from gradwire.torch.live import LiveScalars, scalars_of
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
-from gradwire.torch.network.transport import ABORT_SECONDS, Transport
+from gradwire.torch.network.transport import ABORT_SECONDS, T, Transport
 from gradwire.torch.parameters import NamedShape, all_finite
 from gradwire.torch.staging.stage import Stage, stage_for
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
@@ -35,7 +35,6 @@ _LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits ar
 _OF_COMMUNICATION = re.compile(r"gloo|nccl|connection|timed out|socket|broken pipe", re.IGNORECASE)
 _TIMED_OUT = "Timed out waiting"  # Gloo's words in an error of PyTorch
 _CPU = torch.device("cpu")
-_T = TypeVar("_T")
 
 
 class Averaged(NamedTuple):
@@ -185,22 +184,22 @@ class Session:
 
     def start(
         self,
-        work: Callable[[Transport], _T],
+        work: Callable[[Transport], T],
         doing: str,
         values: torch.Tensor | None = None,
-    ) -> Future[_T]:
+    ) -> Future[T]:
         """Runs `work` after all earlier jobs, and after the work that its device has queued for
         `values`. Its error ends the session; `doing` describes it. Raises the session's error if it
         has ended."""
-        future: Future[_T] = Future()
+        future: Future[T] = Future()
         self._submit(work, doing, future, values)
         return future
 
     def _submit(
         self,
-        work: Callable[[Transport], _T],
+        work: Callable[[Transport], T],
         doing: str,
-        future: Future[_T] | torch.futures.Future[_T],
+        future: Future[T] | torch.futures.Future[T],
         values: torch.Tensor | None,
     ) -> None:
         self.check()
@@ -296,9 +295,9 @@ class Session:
 
     def _run(
         self,
-        work: Callable[[Transport], _T],
+        work: Callable[[Transport], T],
         doing: str,
-        future: Future[_T] | torch.futures.Future[_T],
+        future: Future[T] | torch.futures.Future[T],
         mark: Any,
     ) -> None:
         try:

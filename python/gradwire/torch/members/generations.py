@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from gradwire.torch.errors import CommunicationError, ExpelledError, PeerLostError, PeerSilentError
 from gradwire.torch.members.heartbeat import State
@@ -23,11 +23,10 @@ from gradwire.torch.members.membership import (
 )
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import read
+from gradwire.torch.network.transport import T
 from gradwire.torch.options import Members
 
 _REPORT = "report/{}/{}"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

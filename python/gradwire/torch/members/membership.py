@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -29,6 +29,7 @@ from gradwire.torch.network.sealed_store import (
     read,
     under,
 )
+from gradwire.torch.network.transport import T
 from gradwire.torch.options import Members
 
 LOOK_SECONDS = 0.05  # between two looks at the store
@@ -37,8 +38,6 @@ _PLACE = "gradwire/members/"
 _DECISION = "decision/{}"
 _TERMS, _KEY, _SAID = "terms", "key", "said"
 _NO_KEY = "none"
-
-T = TypeVar("T")
 
 
 class Membership:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from gradwire.torch.errors import (
     CommunicationError,
@@ -33,13 +32,11 @@ from gradwire.torch.members.membership import (
 from gradwire.torch.network.connection import Connection
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import Numbers
-from gradwire.torch.network.transport import ABORT_SECONDS, join
+from gradwire.torch.network.transport import ABORT_SECONDS, T, join
 from gradwire.torch.options import Members
 
 _SERVER = "server/{}"
 _HERE = "here/{}"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
