@@ -58,9 +58,7 @@ class ExchangeSettings(Execution, Members, Compression):
 
     @classmethod
     def of(
-        cls,
-        *records: Compression | Members | Execution,
-        finer: Callable[[], str] = lambda: "",
+        cls, *records: Compression | Members | Execution, finer: Callable[[], str] = lambda: ""
     ) -> Self:
         """The checked settings.
 
@@ -222,11 +220,7 @@ class ExchangeSettings(Execution, Members, Compression):
         return _info(self.choice["within"]) if self.choice["within"] else None
 
     def make_exchange(
-        self,
-        layout: Layout,
-        rank: int,
-        shard_codecs: ShardCodecs | None = None,
-        raw: bool = False,
+        self, layout: Layout, rank: int, shard_codecs: ShardCodecs | None = None, raw: bool = False
     ) -> Exchange:
         """`layout`, `raw`: of bucket_layout. `shard_codecs`: for buckets on a device."""
         work: dict[str, Any] = {

@@ -203,10 +203,7 @@ class GroupFolder(Folder):
             self._end()
 
     def _ask(
-        self,
-        question: Question,
-        *arguments: str | int,
-        pieces: Iterable[bytes | memoryview] = (),
+        self, question: Question, *arguments: str | int, pieces: Iterable[bytes | memoryview] = ()
     ) -> bytes:
         """The answer to a question. pieces: of a file, which go before it."""
         asked = np.frombuffer(json.dumps(arguments).encode(), np.uint8)

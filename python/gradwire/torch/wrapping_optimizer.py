@@ -246,11 +246,7 @@ class OptimizerWatch:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[torch.Tensor],
-        codec: str,
-        rank: int,
-        local_steps: bool = True,
+        self, parameters: Iterable[torch.Tensor], codec: str, rank: int, local_steps: bool = True
     ) -> None:
         """local_steps: see describe_coarse_gradients."""
         self.remarks: tuple[str, ...] = ()  # the warning, if there was one

@@ -93,11 +93,7 @@ class Bucket:
     """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
 
     def __init__(
-        self,
-        job: BucketJob,
-        settings: ExchangeSettings,
-        wire: Transport,
-        stage: Stage,
+        self, job: BucketJob, settings: ExchangeSettings, wire: Transport, stage: Stage
     ) -> None:
         self.tensors = job.tensors
         self._orders = job.orders

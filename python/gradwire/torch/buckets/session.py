@@ -183,10 +183,7 @@ class Session:
         return self.start(work, _describe(job), job.values)
 
     def start(
-        self,
-        work: Callable[[Transport], T],
-        doing: str,
-        values: torch.Tensor | None = None,
+        self, work: Callable[[Transport], T], doing: str, values: torch.Tensor | None = None
     ) -> Future[T]:
         """Runs `work` after all earlier jobs, and after the work that its device has queued for
         `values`. Its error ends the session; `doing` describes it. Raises the session's error if it

@@ -123,9 +123,7 @@ class GradientNoise:
 
 @ordinary_tensors()
 def average_norm(
-    noises: Sequence[GradientNoise],
-    gradients: Gradients,
-    shards: dist.ProcessGroup | None = None,
+    noises: Sequence[GradientNoise], gradients: Gradients, shards: dist.ProcessGroup | None = None
 ) -> float:
     """The norm of the average gradient, estimated from this rank's own gradient: its norm now, and
     by how much the average was smaller in the last exchanges. noises: of all the tensors. shards:

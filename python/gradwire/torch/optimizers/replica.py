@@ -100,11 +100,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        owner: str,
-        optimizer: Optimizer,
-        model: nn.Module,
-        settings: ExchangeSettings,
+        self, owner: str, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings
     ) -> None:
         """Looks the parameters up in the model.
 

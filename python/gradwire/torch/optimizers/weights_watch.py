@@ -46,9 +46,7 @@ class WeightsWatch:
 
 @ordinary_tensors()
 def _find_weights(
-    optimizer: Optimizer,
-    parameters: Sequence[torch.Tensor],
-    before: Sequence[torch.Tensor],
+    optimizer: Optimizer, parameters: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
 ) -> str | None:
     """The entry of the parameters' states that is close to the parameters; None if there is none.
 

@@ -42,12 +42,7 @@ class Side(Generic[P]):
     link: ServerLink
 
     def __init__(
-        self,
-        plan: ServerPlan,
-        rank: int,
-        optimizer: Optimizer,
-        peers: range,
-        parts: Iterable[P],
+        self, plan: ServerPlan, rank: int, optimizer: Optimizer, peers: range, parts: Iterable[P]
     ) -> None:
         self.parts: dict[int, P] = {part.number: part for part in parts}
         self.rank, self.peers, self.settings = rank, peers, plan.settings
