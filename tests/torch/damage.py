@@ -35,19 +35,19 @@ class Damage:
         before, offset = -1, 0
         under_way = False
 
-        def send_and_note(wire: Wire, peer: int, kind: Kind, *args: Any) -> None:
+        def send_and_note(wire: Wire, peer: int, kind: Kind, *args: Any, **named: Any) -> None:
             nonlocal before, offset, under_way
             before += kind is self.kind
             under_way, offset = kind is self.kind and before == self.number, 0
-            send(wire, peer, kind, *args)
+            send(wire, peer, kind, *args, **named)
 
-        def start_damaged(wire: Wire, peer: int, data: np.ndarray, tag: int) -> None:
+        def start_damaged(wire: Wire, peer: int, data: np.ndarray, tag: int) -> Any:
             nonlocal offset
             place, offset = self.place - offset, offset + data.size
             if under_way and 0 <= place < data.size:
                 data = data.copy()
                 data[place] ^= 4
-            start(wire, peer, data, tag)
+            return start(wire, peer, data, tag)
 
         Wire.send, Wire._start_send = send_and_note, start_damaged  # type: ignore
 
@@ -67,13 +67,13 @@ class Excess:
         before = -1
 
         def send_more(
-            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0
+            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, *args: Any, **named: Any
         ) -> None:
             nonlocal before
             before += kind is self.kind
             if kind is self.kind and before == self.number:
                 payload = np.concatenate([payload, np.zeros(self.more, dtype=np.uint8)])
-            send(wire, peer, kind, payload, part)
+            send(wire, peer, kind, payload, *args, **named)
 
         Wire.send = send_more  # type: ignore
 
@@ -95,14 +95,14 @@ class Replacement:
         before = -1
 
         def send_other(
-            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0
+            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, *args: Any, **named: Any
         ) -> None:
             nonlocal before
             before += kind is self.kind
             if kind is self.kind and before == self.number:
                 other = np.frombuffer(self.payload, dtype=np.uint8)
                 payload = payload[: -self.less] if self.less else other
-            send(wire, peer, kind, payload, part)
+            send(wire, peer, kind, payload, *args, **named)
 
         Wire.send = send_other  # type: ignore
 

@@ -149,11 +149,11 @@ def _count(options: Options) -> Counted:
     counted = Counted(None, {"push": 0, "pull": 0, "hello": 0}, 0, 0)  # type: ignore[arg-type]
     send, receive = Wire.send, Wire.receive
 
-    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
+    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray, *turn: Any) -> None:
         what = "hello" if kind is Kind.HELLO else gradwire.inspect(payload)["direction"]
         counted.sent[what] += payload.size
         counted.messages += 1
-        send(wire, peer, kind, payload)
+        send(wire, peer, kind, payload, *turn)
 
     def counting_receive(wire: Wire, peer: int, limits: Limits) -> Received:
         received = receive(wire, peer, limits)

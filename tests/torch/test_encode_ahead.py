@@ -1,21 +1,29 @@
-"""While a bucket waits for peers, the next one is encoded: the same bits, and errors of its own."""
+"""While a bucket waits for peers, the next one is encoded and sent: the same bits, own errors."""
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from cluster import Cluster
 from gradwire.torch.buckets.bucket import Bucket
 from gradwire.torch.buckets.bucket_runner import BucketRunner
 from gradwire.torch.buckets.session import Session
+from gradwire.torch.errors import PeerMismatchError
+from gradwire.torch.network.engine import receive
+from gradwire.torch.network.transport import Kind
 from gradwire.torch.network.wire import Wire
 from ways import WAYS, build, integers
 
@@ -36,9 +44,12 @@ def make_model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
 
 
-def loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
-    inputs = integers(4 * WIDTH, seed=1000 * step + rank).view(4, WIDTH)
+def loss_of(module: nn.Module, rank: int, step: int, width: int) -> torch.Tensor:
+    inputs = integers(4 * width, seed=1000 * step + rank).view(4, width)
     return module(inputs / 100).square().mean()
+
+
+loss = partial(loss_of, width=WIDTH)
 
 
 def after(seconds: Callable[[], float], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,15 +100,89 @@ def test_the_bits_are_those_of_buckets_in_turn(ranks: Cluster, way: str) -> None
     assert all(count > 0 for _, count in ahead), "else nothing is shown"
 
 
+def train_with_delays(way: str, ahead: bool, seed: int, width: int) -> tuple[Any, int]:
+    """As `train`, with delays drawn wherever messages and buckets may overtake each other."""
+    warnings.simplefilter("ignore")
+    draws, encoded = random.Random(seed), list[int]()
+    can_encode, encode = BucketRunner.can_encode_ahead, BucketRunner.encode_ahead
+
+    def note(self: BucketRunner, job: Any) -> Any:
+        encoded.append(job.index)
+        return encode(self, job)
+
+    def seconds() -> float:
+        return draws.choice([0, 0, 0, 0.002, 0.01, 0.03])
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+    codec: Any = {"codec": CODECS[way]} if way in CODECS and width == WIDTH else {"codec": "raw"}
+    with ExitStack() as patches:
+        for owner, name in [
+            (Session, "submit_for_torch"),
+            (Wire, "receive"),
+            (Wire, "send"),
+            (Bucket, "_begin"),
+        ]:
+            late = after(seconds, getattr(owner, name))
+            patches.enter_context(mock.patch.object(owner, name, late))
+        patches.enter_context(mock.patch.object(BucketRunner, "encode_ahead", note))
+        may = mock.patch.object(
+            BucketRunner, "can_encode_ahead", lambda *of: ahead and can_encode(*of)
+        )
+        patches.enter_context(may)
+        training = build(way, model, **codec)
+        training.run(STEPS, partial(loss_of, width=width))
+        kept = [r["values"].tolist() for r in training.source.state_dict()["residuals"]]
+        values = [value.tolist() for value in training.values().values()]
+        training.close()
+    return (values, kept), len(encoded)
+
+
+# 400: packets have a rest beyond their head.
+@pytest.mark.parametrize("width", [WIDTH, 400])
+@pytest.mark.parametrize("way", [*CODECS, "hook, hierarchical"])
+def test_the_bits_do_not_depend_on_who_is_late(ranks: Cluster, way: str, width: int) -> None:
+    in_turn = ranks.run(4, train_with_delays, way, False, 0, width)
+    for seed in (1, 2):
+        ahead = ranks.run(4, train_with_delays, way, True, seed, width)
+        assert [bits for bits, _ in in_turn] == [bits for bits, _ in ahead]
+        assert any(count > 0 for _, count in ahead), "else nothing is shown"
+
+
+def take_another_bucket(number: int) -> str:
+    """Rank 0 sends a packet of this turn, where rank 1 is at its first."""
+    group = dist.new_group(backend="gloo")
+    wire = Wire(group, timeout=30.0)
+    wire.begin_turn()
+    wire.ahead_limits = {Kind.PACKET: 100}
+    if wire.rank == 0:
+        for size in range(1, 4):
+            wire.send(1, Kind.PACKET, np.zeros(size, np.uint8), number, in_turn=True)
+        dist.barrier()
+        return ""
+    try:
+        return str(receive(wire, 0, Kind.PACKET, 100).size)
+    except PeerMismatchError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "1"), (2, "not at the same"), (7, "not at the")])
+def test_more_than_the_next_bucket_is_refused(ranks: Cluster, number: int, said: str) -> None:
+    """Of the next one a peer may send so much as a bucket begins with."""
+    assert said in ranks.run(2, take_another_bucket, number)[1]
+
+
 def fail_ahead() -> str:
     """Rank 0 fails to encode in the encoder's thread."""
     warnings.simplefilter("ignore")
     begin = Bucket._begin
 
-    def fail(self: Bucket, job: Any, wire: Wire, said: Any, auto: Any) -> Any:
-        if said is None and wire.rank == 0:
+    def fail(self: Bucket, job: Any, wire: Wire, said: Any, *others: Any) -> Any:
+        if not said and wire.rank == 0:
             raise RuntimeError(f"no memory for bucket {job.index}")
-        return begin(self, job, wire, said, auto)
+        return begin(self, job, wire, said, *others)
 
     with (
         mock.patch.object(Bucket, "_begin", fail),

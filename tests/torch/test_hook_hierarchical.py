@@ -34,10 +34,10 @@ def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
     sent: dict[int, int] = {}
     send = Wire.send
 
-    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
+    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray, *turn: Any) -> None:
         if kind is Kind.PACKET:
             sent[peer] = sent.get(peer, 0) + payload.size
-        send(wire, peer, kind, payload)
+        send(wire, peer, kind, payload, *turn)
 
     with mock.patch.object(Wire, "send", counting_send):
         return train(options), sent

@@ -39,35 +39,39 @@ def rooms(values: float, size: float) -> float:
 
 INT8 = {"codec": "int8"}
 N, B, T = jobs.VALUES, jobs.LARGEST_BUCKET, jobs.VALUES // jobs.TENSORS
-TERNGRAD = N * (0.25 * 2 + 0.375 + 0.25 + 1) / 3 + rooms(B, 0.375)
+TERNGRAD = N * (0.25 * 2 + 0.375 + 0.25 + 1) / 3
 # In a bucket of two tensors it owns a piece of each, and draws one after the other.
 LESS_ON_RANK_1 = 5 / 6 * N * 0.25 / 3 / 2
 A_PEER = 100e3  # bytes of its connection
 FROM_THE_START = {"start_iter": 0}
+# What a bucket's packets take is named last.
 HOOKS: dict[str, Any] = {
-    "sharded": ("int8", "sharded", FROM_THE_START, N * (4 + 1) + rooms(B, 1)),
-    "first iterations raw": ("int8", "sharded", {}, N * (4 + 1) + rooms(B, 4)),
+    "sharded": ("int8", "sharded", FROM_THE_START, N * (4 + 1), rooms(B, 1)),
+    "first iterations raw": ("int8", "sharded", {}, N * (4 + 1), rooms(B, 4)),
     "bfloat16 residual": (
         *("3lc:coder=none,residual=bf16", "sharded", FROM_THE_START),
-        N * (2 + 0.2) + rooms(B, 0.2),
+        N * (2 + 0.2),
+        rooms(B, 0.2),
     ),
-    "no residual": ("qsgd:bits=4", "sharded", FROM_THE_START, N * 0.5 + rooms(B, 0.5)),
+    "no residual": ("qsgd:bits=4", "sharded", FROM_THE_START, N * 0.5, rooms(B, 0.5)),
     # Of every peer comes the whole bucket.
-    "broadcast": ("int8", "broadcast", FROM_THE_START, N * (4 + 1) + (RANKS - 1) * B),
-    "ring": ("int8", "ring", FROM_THE_START, N * (4 + 1 + 1 / 3) + B / 3),
-    "terngrad": ("terngrad", "terngrad", FROM_THE_START, TERNGRAD, LESS_ON_RANK_1),
+    "broadcast": ("int8", "broadcast", FROM_THE_START, N * (4 + 1), (RANKS - 1) * B),
+    "ring": ("int8", "ring", FROM_THE_START, N * (4 + 1 + 1 / 3), B / 3),
+    "terngrad": ("terngrad", "terngrad", FROM_THE_START, TERNGRAD, rooms(B, 0.375), LESS_ON_RANK_1),
     "hierarchical": (
         *("int8", "hierarchical:ranks=1", FROM_THE_START),
-        N * (4 + 1) + rooms(B, 1),
+        N * (4 + 1),
+        rooms(B, 1),
     ),
 }
 
 
 @pytest.mark.parametrize("way", HOOKS)
 def test_the_hook(ranks: Cluster, way: str) -> None:
-    codec, exchange, settings, expected, *less = HOOKS[way]
+    codec, exchange, settings, own, room, *less = HOOKS[way]
+    expected = own + room
     taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, codec, exchange, settings)
-    check([each for each, _ in taken], [expected, expected - sum(less), expected])
+    check([each for each, _ in taken], [expected, expected - sum(less), expected], 2 * room)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_a_packet_has_the_bytes_that_a_coder_sends(
 ) -> None:
     taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, codec, "sharded", FROM_THE_START)
     expected = [N * (residual + b) + rooms(B, b) for _, b in taken]
-    check([each for each, _ in taken], expected)
+    check([each for each, _ in taken], expected, 2 * max(rooms(B, b) for _, b in taken))
 
 
 def test_sharded_optimizer(ranks: Cluster) -> None:
@@ -130,7 +134,10 @@ def test_server_and_workers(ranks: Cluster) -> None:
     check(taken, [N * (4 + 4 + 4)] * workers + [server])
 
 
-def check(taken: list[int], expected: list[float]) -> None:
-    """Within 5 %. What does not grow with the model is small beside it."""
-    said = [round((e + (RANKS - 1) * A_PEER) / N, 3) for e in expected]
-    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05)
+def check(taken: list[int], expected: list[float], ahead: float = 0.0) -> None:
+    """Within 5 %. What does not grow with the model is small beside it. ahead: what peers may send
+    of the next bucket takes so much more, if they do."""
+    connections = (RANKS - 1) * A_PEER
+    for one, least in zip(taken, expected, strict=True):
+        most = least + ahead
+        assert 0.95 * (least + connections) <= one <= 1.05 * (most + connections), (taken, expected)

@@ -228,7 +228,10 @@ class _Pipe:
     def __init__(self) -> None:
         self.sent: list[tuple[int, Kind, bytes]] = []
 
-    def send(self, peer: int, kind: Kind, payload: object) -> None:
+    def send(
+        self, peer: int, kind: Kind, payload: object, part: int, in_turn: bool = False
+    ) -> None:
+        assert (part, in_turn) == (3, True)
         self.sent.append((peer, kind, bytes(payload)))  # type: ignore[call-overload]
 
 
@@ -237,14 +240,14 @@ def test_a_rank_says_once_what_it_lacks_and_passes_on_what_it_heard() -> None:
         pipe, unused = _Pipe(), Unused([9, 2])
         wire: Any = pipe
         said = unused.begin(wire, 10, passes_on)
-        said.tell(wire, 1)
+        said.tell(wire, 1, 3)
         assert pipe.sent == [(1, Kind.UNUSED, b"\0\0\0\0\x20\x40")]
         assert unused.everywhere() == []
         heard = b"\2\0\0\0\x20\x00" + b"\1\0\0\0\xff\xc0"
         said.learn(2, np.frombuffer(heard, np.uint8))
         assert unused.everywhere() == [2]
-        said.tell(wire, 1)
-        said.tell(wire, 2)
+        said.tell(wire, 1, 3)
+        said.tell(wire, 2, 3)
         own, of_2 = b"\0\0\0\0\x20\x40", b"\2\0\0\0\x20\x00"
         passed = [(1, Kind.UNUSED, of_2)] if passes_on else []
         assert pipe.sent[1:] == [*passed, (2, Kind.UNUSED, own)]

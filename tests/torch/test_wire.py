@@ -46,18 +46,26 @@ def exchange_messages() -> int:
             data.flags.writeable = False
             kind = Kind.PACKET if number % 2 else Kind.CATCH_UP
             wire.send(peer, kind, data, part=number * 4095)  # up to 65520
+            ahead = message(wire.rank, 100 + number, size)
+            wire.send(peer, Kind.PACKET, ahead, wire.next_turn, in_turn=True)
     for peer in reversed(wire.peers):
         for number, size in enumerate(SIZES):
             limits = {Kind.PACKET: max(SIZES), Kind.CATCH_UP: max(SIZES)}
-            kind, data, part, _ = wire.receive(peer, limits)
+            kind, data, part, *_ = wire.receive(peer, limits)
             assert kind is (Kind.PACKET if number % 2 else Kind.CATCH_UP)
             assert part == number * 4095
             np.testing.assert_array_equal(data, message(peer, number, size))
             wire.release(peer)
+            kind, data, part, *_ = wire.receive(peer, limits)
+            assert (kind, part) == (Kind.PACKET, wire.next_turn)
+            np.testing.assert_array_equal(data, message(peer, 100 + number, size))
+            wire.release(peer)
+    wire.begin_turn()
     wire.flush()
     # A packet leaves room for the next one, a model does not.
     largest = max(size for number, size in enumerate(SIZES) if number % 2)
-    assert {room.size for room in wire._rooms.values()} == {wire_module._room_for(largest)}
+    for (_, is_ahead), room in wire._rooms.items():
+        assert room.size == wire_module._room_for(max(SIZES) if is_ahead else largest)
     dist.barrier()
     assert wire.closed_peers() == ()
     dist.barrier()
@@ -66,14 +74,14 @@ def exchange_messages() -> int:
 
 def test_messages_arrive(cluster: Cluster) -> None:
     for sent in cluster.run(3, exchange_messages):
-        assert sent == 2 * sum(OVERHEAD_BYTES + size for size in SIZES)
+        assert sent == 2 * 2 * sum(OVERHEAD_BYTES + size for size in SIZES)
 
 
 def send_to_one_that_does_not_look() -> list[int]:
     """Rank 0's messages are all sent before rank 1 receives the first one."""
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     wire = Wire(group, timeout=30.0)
-    numbers = range(wire_module._AHEAD)
+    numbers = range(wire_module._POSTED)
     found = []
     if wire.rank == 0:
         for number in numbers:
@@ -106,8 +114,8 @@ def state_a_length(length: int, number: int) -> str:
         check = wire_module._CHECKS.pack(checksum32(word), 0)
         head = np.zeros(HEAD_BYTES, dtype=np.uint8)
         head[:OVERHEAD_BYTES] = np.frombuffer(word + check, dtype=np.uint8)
-        wire._start_send(1, head, wire_module._HEAD_TAG)
-        wire.flush()
+        work, _ = wire._start_send(1, head, wire_module._HEAD_TAG)
+        work.wait()
         dist.barrier()
         return ""
     tracemalloc.start()
@@ -203,14 +211,15 @@ LIMITS = st.dictionaries(
 def sent_messages(draw: st.DrawFn) -> Sent:
     """Heads and rests of valid messages, with anything else between."""
     sent = Sent(list)
-    room = 0
+    rooms = {False: 0, True: 0}
     for _ in range(draw(st.integers(1, 5))):
         size = draw(LENGTHS)
         payload = np.random.default_rng(size).bytes(size)
         length = size if draw(st.integers(0, 4)) else draw(st.integers(0, (1 << 40) - 1))
-        number = draw(st.sampled_from([0, 0, 0, *Kind, 11, 255]))
+        number = draw(st.sampled_from([0, 0, 0, *Kind, 11, 127]))
+        is_ahead = draw(st.booleans())
         word = wire_module._WORD.pack(
-            length | (draw(st.integers(0, 65535)) | number << PART_BITS) << 40
+            length | (draw(st.integers(0, 65535)) | (number | is_ahead << 7) << PART_BITS) << 40
         )
         checksum = checksum32(payload) if number != Kind.PACKET else 0
         head = bytearray(word + wire_module._CHECKS.pack(checksum32(word), checksum))
@@ -220,12 +229,14 @@ def sent_messages(draw: st.DrawFn) -> Sent:
         cut = draw(st.sampled_from([HEAD_BYTES] * 9 + [draw(st.integers(0, HEAD_BYTES))]))
         sent[wire_module._HEAD_TAG].append(bytes(head[:cut]))
         if size > IN_HEAD:
-            rest, beyond = payload[IN_HEAD : max(room, IN_HEAD)], payload[max(room, IN_HEAD) :]
-            for tag, part in ((wire_module._REST_TAG, rest), (wire_module._BEYOND_TAG, beyond)):
+            room = max(rooms[is_ahead], IN_HEAD)
+            of_rest = wire_module._REST_AHEAD_TAG if is_ahead else wire_module._REST_TAG
+            parts = {of_rest: payload[IN_HEAD:room], wire_module._BEYOND_TAG: payload[room:]}
+            for tag, part in parts.items():
                 if part:
                     sent[tag].append(draw(st.sampled_from([part] * 4 + [part[1:], part + b"1"])))
             if number == Kind.PACKET and size > room:
-                room = wire_module._room_for(size)
+                rooms[is_ahead] = wire_module._room_for(size)
     return sent
 
 
@@ -234,8 +245,8 @@ def sent_messages(draw: st.DrawFn) -> Sent:
 def test_any_bytes_are_messages_within_their_limits_or_errors_of_the_wire(
     sent: Sent, limits: dict[Kind, int]
 ) -> None:
-    """Only errors that name the sender come out. Memory is taken for heads, for the largest
-    packet so far, rounded up to a power of two, and for the message at hand."""
+    """Only errors that name the sender come out. Memory is taken for heads, for the largest packet
+    so far and the largest one ahead, rounded up to powers of two, and for the message at hand."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     error = receive_all(Wire(cast(Any, ScriptedGroup(sent)), timeout=1.0), limits)
@@ -248,7 +259,7 @@ def test_any_bytes_are_messages_within_their_limits_or_errors_of_the_wire(
         assert "rank 1: rank 0 " in str(error)
     most = max(limits.values())
     room = wire_module._room_for(most) if most > IN_HEAD else 0
-    assert peak - before <= 2 * room + wire_module._AHEAD * HEAD_BYTES + 100_000
+    assert peak - before <= 3 * room + wire_module._POSTED * HEAD_BYTES + 100_000
 
 
 def receive_all(

@@ -29,7 +29,7 @@ from gradwire.torch.checkpoint import (
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import Alike, Announcements, StepEvents, Unused, finish_step
-from gradwire.torch.network.transport import Transport
+from gradwire.torch.network.transport import Kind, Transport
 from gradwire.torch.parameters import NamedShape, writing_to
 from gradwire.torch.staging.pieces import Arriving
 from gradwire.torch.staging.stage import Stage
@@ -112,6 +112,10 @@ class Bucket:
         self._ahead_seconds = self._ahead_cpu_seconds = 0.0  # not counted yet
         info = settings.info
         self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
+        self.ahead_limits = {  # what a peer may send before the bucket's turn
+            Kind.PACKET: self.exchange.max_message_size,
+            Kind.UNUSED: Unused().begin(wire, len(job.tensors), self._passes_on).max_size,
+        }
         # The last step's tensors that no rank has a gradient of, and their residuals.
         self._left_out: set[str] = set()
         self._kept: list[Residual] = []
@@ -151,14 +155,15 @@ class Bucket:
         self._ahead_seconds -= time.perf_counter() - waits  # which the caller counts
         said = [] if alike is None else [alike.begin(job.alike, wire, self._passes_on)]
         with self._residuals_at_hand():
-            turn = self._begin(job, wire, said, auto) if begun is None else begun
+            turn = self._begin(job, wire, said, auto, wire.turn) if begun is None else begun
             if begun is not None:
-                turn.events.go([turn.unused, *said])
+                turn.events.go([turn.unused, *said], wire.turn)
             self._finish(turn, wire, [turn.unused, *said], auto, meanwhile)
 
-    def encode_ahead(self, job: BucketJob, wire: Transport) -> Callable[[], None]:
-        """What encodes, in another thread, what this rank pushes, while another bucket has its
-        turn; `average` waits for it, and sends."""
+    def encode_ahead(self, job: BucketJob, wire: Transport, sends: bool) -> Callable[[], None]:
+        """What encodes, in another thread, what this rank pushes, while the bucket before this one
+        has its turn. sends: at once; otherwise `average` does so."""
+        number = wire.next_turn
         assert self.takes_ahead
         assert self._ahead is None, "a bucket has one turn in a step"
         ahead: Future[_Turn] = Future()
@@ -168,7 +173,7 @@ class Bucket:
             began, cpu = time.perf_counter(), time.thread_time()
             try:
                 with self._residuals_at_hand():
-                    turn = self._begin(job, wire, None, None)
+                    turn = self._begin(job, wire, [] if sends else None, None, number)
             except Exception as error:  # of this bucket, and not of the other
                 ahead.set_exception(error)
             else:
@@ -189,8 +194,9 @@ class Bucket:
         wire: Transport,
         said: Sequence[Announcements] | None,
         auto: AutoCodecs | None,
+        number: int,
     ) -> _Turn:
-        """said: of others; None: messages are held until the bucket's turn."""
+        """said: of others; None: messages are held. number: of the turn, as the wire counts."""
         arriving = job.arriving or Arriving(job.values)
         is_wide = self.dtype == torch.float32
         unused = job.unused
@@ -205,7 +211,7 @@ class Bucket:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
         events = StepEvents(wire, arriving, is_wide and job.factor == 1)
         if said is not None:
-            events.go([announced, *said])
+            events.go([announced, *said], number)
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:

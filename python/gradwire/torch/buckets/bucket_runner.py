@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from gradwire.torch.checkpoint import Residual, StateDict, ranks_per_machine_of,
 from gradwire.torch.errors import OneMachineWarning, PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.exchange_settings import RAW, ExchangeSettings, check_machines
 from gradwire.torch.network.connection import Connection
-from gradwire.torch.network.engine import Alike, agree, gather
+from gradwire.torch.network.engine import Alike, agree, gather, larger
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import all_finite
 from gradwire.torch.staging.stage import Stage
@@ -108,6 +109,7 @@ class BucketRunner:
 
         meanwhile: called before each wait for a peer; it may call `encode_ahead`."""
         started = time.perf_counter()
+        self._wire.begin_turn()
         if job.step != self.ledger.step.step:
             self._begin_step(job)
         bucket = self._bucket_for(job)
@@ -155,8 +157,9 @@ class BucketRunner:
         )
 
     def encode_ahead(self, job: BucketJob) -> Callable[[], None]:
-        """What encodes the pushes of the next job of `run`, in another thread."""
-        return self._buckets[job.index].encode_ahead(job, self._wire)
+        """What encodes and sends the pushes of the next job of `run`, in another thread."""
+        sends = not self._alike.is_news(job.alike)  # which goes first, and in turn
+        return self._buckets[job.index].encode_ahead(job, self._wire, sends)
 
     def _check_alike(self) -> None:
         try:
@@ -290,6 +293,9 @@ class BucketRunner:
             warn_of_growing_scales(settings, bucket.layout, self._wire.world_size, self.ledger)
             self.kept.place(bucket)
         self._buckets[job.index] = bucket
+        self._wire.ahead_limits = reduce(
+            larger, (each.ahead_limits for each in self._buckets.values())
+        )
         return bucket
 
     def _settle(self) -> None:

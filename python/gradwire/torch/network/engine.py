@@ -19,6 +19,7 @@ from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.network.transport import TEXT_BYTES, Bytes, Kind, Limits, Transport
 
 _RANK = struct.Struct("<I")
+_AHEAD = 2  # messages that a rank sends a peer before their turn: an announcement, a packet
 
 
 class Announcements:
@@ -53,7 +54,7 @@ class Announcements:
         """Bytes of the longest message."""
         return len(self._ranks) * (_RANK.size + self._size)
 
-    def tell(self, wire: Transport, peer: int) -> None:
+    def tell(self, wire: Transport, peer: int, turn: int) -> None:
         """Sends what the peer does not know yet; to be called before each packet."""
         news = self.by_rank.keys() - self._told[peer] - {peer}
         if not self._passes_on:
@@ -61,7 +62,8 @@ class Announcements:
         if news:
             self._told[peer] |= news
             entries = b"".join(_RANK.pack(rank) + self.by_rank[rank] for rank in sorted(news))
-            wire.send(peer, self.kind, np.frombuffer(entries, dtype=np.uint8))
+            message = np.frombuffer(entries, dtype=np.uint8)
+            wire.send(peer, self.kind, message, turn, True)
 
     def learn(self, peer: int, message: Bytes) -> None:
         """Takes what the peer told. Raises PeerMismatchError if it is no list of entries."""
@@ -188,21 +190,21 @@ class Values(Protocol):
 
 class StepEvents:
     """What an exchange calls while it works: sends each message as soon as it is encoded, or holds
-    it until the bucket's turn. An error in there is raised by `check`, as none may pass through the
-    exchange."""
+    it until `go`. An error in there is raised by `check`, as none may pass through the exchange."""
 
     def __init__(self, wire: Transport, values: Values, gives_back: bool) -> None:
         """gives_back: results are final when they are there."""
         self._wire, self.values = wire, values
         self._said: Sequence[Announcements] | None = None
         self._held: list[tuple[int, Bytes]] = []
+        self._turn = 0
         self._gives_back = gives_back
         self._error: Exception | None = None
 
-    def go(self, said: Sequence[Announcements]) -> None:
-        """It is the bucket's turn: sends what was held, and from now on at once. said: goes before
-        the packets."""
-        self._said = said
+    def go(self, said: Sequence[Announcements], turn: int) -> None:
+        """Sends what was held, and from now on at once. said: goes before the packets. turn: of the
+        bucket."""
+        self._said, self._turn = said, turn
         for peer, message in self._held:
             self.send(peer, message)
         self._held.clear()
@@ -217,7 +219,7 @@ class StepEvents:
                 if self._said is None:
                     self._held.append((peer, message))
                 else:
-                    _send(self._wire, peer, message, self._said)
+                    _send(self._wire, peer, message, self._said, self._turn)
         except Exception as error:
             self._error = error
 
@@ -248,38 +250,40 @@ def finish_step(
     while not exchange.done:
         for peer in exchange.awaiting():
             meanwhile()
-            exchange.receive(peer, _receive_packet(wire, peer, limits, said))
+            _receive_packet(exchange, wire, peer, limits, said)
             check()
-            wire.release(peer)
             _send_all(exchange, wire, said)
     wire.flush()
 
 
 def _receive_packet(
-    wire: Transport, peer: int, limits: Limits, said: Sequence[Announcements]
-) -> Bytes:
+    exchange: Exchange, wire: Transport, peer: int, limits: Limits, said: Sequence[Announcements]
+) -> None:
     """Waits for the peer's packet, before which each kind of announcement may come once."""
-    limits = dict(limits)
-    while True:
-        kind, message = _receive(wire, peer, Kind.PACKET, limits)
-        if kind is Kind.PACKET:
-            return message
+    limits, kind = dict(limits), None
+    while kind is not Kind.PACKET:
+        kind, message, was_ahead = _receive(wire, peer, Kind.PACKET, limits)
         del limits[kind]
+        if kind is Kind.PACKET:
+            exchange.receive(peer, message)
         for each in said:
             if each.kind is kind:
                 each.learn(peer, message)
-        wire.release(peer)
+        if not was_ahead:
+            wire.release(peer)
 
 
 def _send_all(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
     for peer, message in exchange.outgoing():
-        _send(wire, peer, message, said)
+        _send(wire, peer, message, said, wire.turn)
 
 
-def _send(wire: Transport, peer: int, message: Bytes, said: Sequence[Announcements]) -> None:
+def _send(
+    wire: Transport, peer: int, message: Bytes, said: Sequence[Announcements], turn: int
+) -> None:
     for each in said:
-        each.tell(wire, peer)
-    wire.send(peer, Kind.PACKET, message)
+        each.tell(wire, peer, turn)
+    wire.send(peer, Kind.PACKET, message, turn, True)
 
 
 def receive(wire: Transport, peer: int, expected: Kind, limit: int) -> Bytes:
@@ -291,10 +295,24 @@ def receive(wire: Transport, peer: int, expected: Kind, limit: int) -> Bytes:
     return _receive(wire, peer, expected, {expected: limit})[1]
 
 
-def _receive(wire: Transport, peer: int, expected: Kind, limits: Limits) -> tuple[Kind, Bytes]:
-    """As `receive`, where messages of the other kinds of `limits` may come first."""
-    kind, message, *_ = wire.receive(peer, limits)
-    if kind not in limits:
+def _receive(
+    wire: Transport, peer: int, expected: Kind, limits: Limits
+) -> tuple[Kind, Bytes, bool]:
+    """As `receive`, where messages of the other kinds of `limits` may come first. The last result:
+    whether the peer sent it ahead, which is not to be released."""
+    ahead = wire.ahead[peer]
+    if expected is Kind.PACKET and ahead and ahead[0].part == wire.turn:
+        found = ahead.popleft()
+        return found.kind, found.payload, True
+    while True:
+        found = wire.receive(peer, larger(limits, wire.ahead_limits))
+        kind, message, part = found[:3]
+        is_next = found.ahead and kind in wire.ahead_limits and part == wire.next_turn
+        if not is_next or len(ahead) == _AHEAD:
+            break
+        ahead.append(found._replace(payload=message.copy()))
+        wire.release(peer)
+    if kind not in limits or (kind in wire.ahead_limits and part != wire.turn):
         raise PeerMismatchError(
             f"rank {wire.rank} ({wire.doing}) and rank {peer} are not at the same bucket: rank "
             f"{peer} sent a {kind.label} where rank {wire.rank} expects a {expected.label}; the "
@@ -302,7 +320,15 @@ def _receive(wire: Transport, peer: int, expected: Kind, limits: Limits) -> tupl
             "steps",
             (peer,),
         )
-    return kind, message
+    return kind, message, False
+
+
+def larger(limits: Limits, others: Limits) -> Limits:
+    """Of each kind what either takes."""
+    return {
+        kind: max(limits.get(kind, 0), others.get(kind, 0))
+        for kind in limits.keys() | others.keys()
+    }
 
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -323,11 +349,15 @@ class Alike:
     def __init__(self) -> None:
         self._text = ""
 
+    def is_news(self, text: str) -> bool:
+        """Whether this rank will have something to say."""
+        return text not in ("", self._text)
+
     def begin(self, text: str, wire: Transport, passes_on: bool) -> Announcements:
         """Begins a step with this text. Empty: there is none in this step, on all ranks.
         passes_on: see Announcements."""
         own = None
-        if text not in ("", self._text):
+        if self.is_news(text):
             self._text = text
             own = hashlib.sha256(text.encode()).digest()
         self._said = Announcements(Kind.ALIKE, _DIGEST_BYTES, wire, passes_on, own)

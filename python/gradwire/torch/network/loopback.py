@@ -193,10 +193,18 @@ class LoopbackTransport(Transport):
         super().__init__(rank, range(size), timeout)
         self._ranks, self._channels = ranks, channels
 
-    def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
+    def send(
+        self,
+        peer: int,
+        kind: Kind,
+        payload: Bytes = NOTHING,
+        part: int = 0,
+        in_turn: bool = False,
+    ) -> None:
         if peer in self._channels.closed:
             raise LostError((peer,), False, _CLOSED)
-        message = Received(kind, payload.copy(), part, True)
+        is_ahead = in_turn and part != self.turn
+        message = Received(kind, payload.copy(), part, True, is_ahead)
         self.sent_bytes += OVERHEAD_BYTES + payload.size
         self._channels.messages[self.rank, peer].append(message)
         self._channels.notify(self.rank, peer)

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -69,12 +70,14 @@ TEXT_BYTES = 1 << 26
 
 class Received(NamedTuple):
     """A message; `part`: the part of the model that it is about, where the model has parts. One of
-    a kind that must not come now has no payload. `stays`: its payload outlasts `release`."""
+    a kind that must not come now has no payload. `stays`: its payload outlasts `release`. `ahead`:
+    it was sent before its turn."""
 
     kind: Kind
     payload: Bytes
     part: int
     stays: bool = False
+    ahead: bool = False
 
 
 class LostError(Exception):
@@ -89,7 +92,8 @@ class LostError(Exception):
 class Transport(ABC):
     """Messages to and from every peer, in the order in which they were sent.
 
-    One thread at a time may use it; only `receive` and `release` of different peers may overlap.
+    One thread at a time may use it; only `receive` and `release` of different peers may overlap,
+    and sending ahead.
 
     Attributes:
         waits_alone: Whether a thread that waits here lets the rank's other threads go on. If not,
@@ -97,6 +101,8 @@ class Transport(ABC):
         rank, peers: As everything here counts them.
         timeout: Seconds.
         doing: For errors.
+        turn: The bucket under way, counted modulo 65536: the `part` of its messages.
+        ahead: What peers have sent of their next turn. ahead_limits: of what may be there.
         sent_bytes: Of messages, with OVERHEAD_BYTES each.
         waited_seconds: Blocked on the transport.
     """
@@ -108,12 +114,32 @@ class Transport(ABC):
         self.peers = [peer for peer in ranks if peer != rank]
         self.timeout = timeout
         self.doing = ""
+        self.turn = 0
+        self.ahead: defaultdict[int, deque[Received]] = defaultdict(deque)
+        self.ahead_limits: Limits = {}
         self.sent_bytes = 0
         self.waited_seconds = 0.0
 
+    @property
+    def next_turn(self) -> int:
+        return (self.turn + 1) % (1 << PART_BITS)
+
+    def begin_turn(self) -> None:
+        """The next bucket has its turn. What was sent ahead for it counts as sent now."""
+        self.turn = self.next_turn
+
     @abstractmethod
-    def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
-        """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
+    def send(
+        self,
+        peer: int,
+        kind: Kind,
+        payload: Bytes = NOTHING,
+        part: int = 0,
+        in_turn: bool = False,
+    ) -> None:
+        """Starts sending. `payload` (one-dimensional) must not change before the next `flush`.
+        in_turn: `part` is the turn under way, or the next one, for which no `flush` waits before
+        it."""
 
     @abstractmethod
     def receive(self, peer: int, limits: Limits, timeout: float | None = None) -> Received:
