@@ -92,11 +92,12 @@ def test_no_text_sends_readers_to_a_package_index_for_gradwire() -> None:
 
 
 def test_every_hint_names_an_extra() -> None:
+    hint = re.compile(r"""(?:missing|requiring)\(.*"'(\.[^"]*)'"\)""")
     named = {
         place
         for folder in ("python/gradwire", "lab/gradwire_lab")
         for path in (ROOT / folder).rglob("*.py")
-        for place in re.findall(r"""missing\(.*"'(\.[^"]*)'"\)""", path.read_text("utf-8"))
+        for place in hint.findall(path.read_text("utf-8"))
     }
     ours = {f".[{extra}]" for extra in PROJECT["project"]["optional-dependencies"]}
     of_lab = {f"./lab[{extra}]" for extra in LAB["project"]["optional-dependencies"]}
