@@ -4,8 +4,8 @@
                                [--latency 0.02] [--rate 100000000]
 
 Four ranks on this machine, each behind a link of its own: so many bits a second, and seconds that a
-packet travels. DDP puts four layers of 256 x 256 into its first bucket, and each other one into a
-bucket of its own. Prints the number of buckets and the median step. Needs root.
+packet travels. Each layer of 256 x 256 is a bucket, of DDP's second step on. Prints the number of
+buckets and the median step. Needs root.
 """
 
 from __future__ import annotations
