@@ -204,7 +204,8 @@ def _reasons(found: Measured) -> str:
     said = f"""- **Trips, not bytes**, at 1000 Mbit/s: DDP's exchange takes {plain:.0f} ms there, of
   which its bytes take {bytes_ms:.0f}. Rings of all workers, one for each of its two buckets, would
   take {RINGS_MS}. *compress* makes two trips, {2 * ONE_WAY_MS} ms of its
-  {beyond(CHANGES, fast):.0f}; the hook makes two for each bucket.
+  {beyond(CHANGES, fast):.0f}; the hook made two for each bucket. Since then the
+  first one of a bucket runs beside the bucket before it ([devices](devices.md)).
 - **PowerSGD** takes {beyond(POWER_SGD, fast) / plain:.1f} times as long as DDP there: it reduces
   what it leaves alone, then both factors, one after the other, and multiplies and orthogonalises
   between.
