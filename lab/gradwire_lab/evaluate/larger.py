@@ -46,7 +46,7 @@ _LONG_ARMS = {name: arm("resnet20", _IMAGES[name], steps=_LONG_STEPS) for name i
 
 def _table(found: Found, arms: dict[str, Arm]) -> str:
     sizes = {name: megabytes(found, one) for name, one in arms.items()}
-    cells = {name: (MISSING if mb is None else f"{mb:.4g}",) for name, mb in sizes.items()}
+    cells = {name: (MISSING if mb is None else f"{mb:,.0f}",) for name, mb in sizes.items()}
     return accuracy_table(found, arms, ("MB",), cells)
 
 
