@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradwire_lab.cli.evaluate import _EVALUATIONS
-from gradwire_lab.evaluate import page, runner
+from gradwire_lab.evaluate import diloco, page, runner
 from gradwire_lab.evaluate.arms import Setup
 from gradwire_lab.evaluate.evaluation import Experiment
 from gradwire_lab.evaluate.found import Found
@@ -70,3 +71,22 @@ def test_the_results_quote_the_page() -> None:
         *accuracies, bits = (cell.strip() for cell in cells.split("|"))
         assert [a.replace(" ", "") for a in accuracies] == [f"{base}(3)", f"{coded}(3)"], model
         assert float(bits) == pytest.approx((float(pushed) + float(pulled)) / 2, abs=0.0051), model
+
+
+def test_megabytes_are_those_that_real_ranks_send() -> None:
+    """DDP's were those of a server's worker, a third more than its ring has; SparseLoCo's counted
+    both directions."""
+    evaluation = _EVALUATIONS["diloco"]
+    found, _, _ = runner.read(evaluation.arms(), Store(PAGES / "runs", Setup()))
+    lines = map(json.loads, (DOCS / "results" / "rivals.jsonl").read_text().splitlines())
+    links = {line["way"]: line for line in lines if line["kind"] == "link"}
+    steps, every = 600, 30
+    for way, one, exchanges in [
+        ("DDP", diloco._DDP["adamw", 4], steps),
+        ("DiLoCo, raw", diloco._ADAMW["32 bits", every], steps / every),
+        ("SparseLoCo", diloco._ADAMW[diloco._SPARSE, every], steps / every),
+    ]:
+        measured = links[way]["step_bytes"] * links[way]["settings"].get("every", 1)
+        assert 1e6 * (diloco.megabytes(found, one) or 0) / exchanges == pytest.approx(
+            measured, rel=0.06
+        )

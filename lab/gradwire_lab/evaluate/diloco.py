@@ -128,20 +128,24 @@ def _loss(found: Found, one: Arm, base: Arm) -> str:
 
 
 def megabytes(found: Found, one: Arm) -> float | None:
-    """What a worker sends and receives in a whole training run, the mean of the seeds. Workers that
-    code only what they push send it to each other (the exchange broadcast)."""
-    runs = found.runs(one)
+    """What a worker sends in a whole training run, and receives as well; the mean of the seeds.
+
+    The runs count the bytes of one-process exchanges. DDP's has a server; its ring sends
+    (N - 1) / N of that. Workers that code only what they push send it to each other (the exchange
+    broadcast), where their runs count without what a worker keeps, (N - 1) / N of it."""
+    runs, workers = found.runs(one), found.settings[one].workers
     if not runs:
         return None
     pushed = fmean(run.push_bytes or 0 for run in runs) / 1e6
     if one.codec.endswith("/raw"):
-        return 2 * (found.settings[one].workers - 1) * pushed
-    return pushed + fmean(run.pull_bytes or 0 for run in runs) / 1e6
+        return workers * pushed
+    both = pushed + fmean(run.pull_bytes or 0 for run in runs) / 1e6
+    return both * (workers - 1) / workers if one.codec == "ddp" else both
 
 
 def _size(found: Found, one: Arm) -> str:
     size = megabytes(found, one)
-    return MISSING if size is None else f"{size:.3g}"
+    return MISSING if size is None else f"{size:,.0f}" if size >= 1000 else f"{size:.3g}"
 
 
 def _by_interval(found: Found) -> str:
@@ -248,7 +252,7 @@ def _picture(found: Found) -> Lines:
     drawn = {name: _line(found, arms) for name, arms in lines.items()}
     return Lines(
         {name: line for name, line in drawn.items() if line.xs},
-        "MB a worker sends and receives in the training run",
+        "MB a worker sends in the training run",
         "held-out loss (nats a byte)",
         logarithmic=True,
         markers=True,
@@ -267,7 +271,8 @@ EVALUATION = Evaluation(
     "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
     "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
     "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's mean "
-    "over the same seeds. MB are what a worker sends and receives in the whole training run.",
+    "over the same seeds. MB are what a worker sends in the whole training run, and receives as "
+    "well.",
     (
         Experiment(
             "Steps between exchanges",

@@ -53,9 +53,9 @@ def _table(found: Found, arms: dict[str, Arm]) -> str:
 EVALUATION = Evaluation(
     "larger",
     "Larger models",
-    "What the smaller tasks show, to be tried on larger ones. MB are what a worker sends and "
-    "receives in the whole training run. All runs take some 60 hours of a core, by trials of a few "
-    "steps.",
+    "What the smaller tasks show, to be tried on larger ones. MB are what a worker sends in the "
+    "whole training run, and receives as well. All runs take some 60 hours of a core, by trials of "
+    "a few steps.",
     (
         Experiment(
             "Transformer of 10 million values",
