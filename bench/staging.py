@@ -254,8 +254,8 @@ def delayed_engine(copy: float, encode: float, send: float) -> Iterator[Devices]
     def encode_ahead_or_not(self: Any, job: Any) -> bool:
         return delays.kind.ahead and can_encode_ahead(self, job)
 
-    def send_slowly(to: Any, peer: int, message: Any, said: Any) -> None:
-        delays.send(to, lambda: send_now(to, peer, message, said))
+    def send_slowly(to: Any, *of: Any) -> None:
+        delays.send(to, lambda: send_now(to, *of))
 
     def flush_slowly(self: Any, *of: Any, **named: Any) -> None:
         delays.drain(self)
