@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -38,18 +38,15 @@ def ranks() -> Iterator[Cluster]:
     cluster.close()
 
 
-def make_model() -> nn.Module:
+def make_model(width: int = WIDTH) -> nn.Module:
     """Each of its layers is a bucket, or a unit."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 
 
-def loss_of(module: nn.Module, rank: int, step: int, width: int) -> torch.Tensor:
+def loss(module: nn.Module, rank: int, step: int, width: int = WIDTH) -> torch.Tensor:
     inputs = integers(4 * width, seed=1000 * step + rank).view(4, width)
     return module(inputs / 100).square().mean()
-
-
-loss = partial(loss_of, width=WIDTH)
 
 
 def after(seconds: Callable[[], float], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,35 +57,54 @@ def after(seconds: Callable[[], float], method: Callable[..., Any]) -> Callable[
     return wait
 
 
-def train(way: str, ahead: bool) -> tuple[Any, int]:
-    """The parameters and residuals of this rank, and how many buckets were encoded ahead."""
+def train_late(
+    way: str,
+    ahead: bool,
+    late: Mapping[tuple[type, str], Callable[[], float]],
+    encoded: list[int],
+    width: int = WIDTH,
+) -> tuple[Any, int]:
+    """The parameters and residuals of this rank, and how many buckets were encoded ahead. late:
+    methods, and the seconds that each of their calls waits. encoded: gets these buckets."""
     warnings.simplefilter("ignore")
-    encoded: list[int] = []
     can_encode, encode = BucketRunner.can_encode_ahead, BucketRunner.encode_ahead
 
     def note(self: BucketRunner, job: Any) -> Any:
         encoded.append(job.index)
         return encode(self, job)
 
-    def seconds() -> float:
-        """Long until a bucket was encoded ahead, on a loaded machine, too."""
-        return 0.5 if ahead and not encoded else 0.02
-
     codec: Any = {"codec": CODECS[way]} if way in CODECS else {}
-    # A bucket comes while the one before it waits for a message already.
-    late = after(lambda: 0.05, Session.submit_for_torch)
-    with (
-        mock.patch.object(Session, "submit_for_torch", late),
+    if width != WIDTH:
+        codec = {"codec": "raw"}
+    patches = [
         mock.patch.object(BucketRunner, "encode_ahead", note),
         mock.patch.object(BucketRunner, "can_encode_ahead", lambda *of: ahead and can_encode(*of)),
-        mock.patch.object(Wire, "receive", after(seconds, Wire.receive)),
-    ):
-        training = build(way, make_model(), **codec)
-        training.run(STEPS, loss)
+        *(
+            mock.patch.object(owner, name, after(seconds, getattr(owner, name)))
+            for (owner, name), seconds in late.items()
+        ),
+    ]
+    with ExitStack() as patched:
+        for patch in patches:
+            patched.enter_context(patch)
+        training = build(way, make_model(width), **codec)
+        training.run(STEPS, partial(loss, width=width))
         kept = [r["values"].tolist() for r in training.source.state_dict()["residuals"]]
         values = [value.tolist() for value in training.values().values()]
         training.close()
     return (values, kept), len(encoded)
+
+
+def train(way: str, ahead: bool) -> tuple[Any, int]:
+    """A bucket comes while the one before it waits for a message already."""
+    encoded: list[int] = []
+
+    def seconds() -> float:
+        """Long until a bucket was encoded ahead, on a loaded machine, too."""
+        return 0.5 if ahead and not encoded else 0.02
+
+    late = {(Session, "submit_for_torch"): lambda: 0.05, (Wire, "receive"): seconds}
+    return train_late(way, ahead, late, encoded)
 
 
 @pytest.mark.parametrize("way", [*CODECS, "hook, terngrad", "hook, pull codec"])
@@ -101,41 +117,17 @@ def test_the_bits_are_those_of_buckets_in_turn(ranks: Cluster, way: str) -> None
 
 
 def train_with_delays(way: str, ahead: bool, seed: int, width: int) -> tuple[Any, int]:
-    """As `train`, with delays drawn wherever messages and buckets may overtake each other."""
-    warnings.simplefilter("ignore")
-    draws, encoded = random.Random(seed), list[int]()
-    can_encode, encode = BucketRunner.can_encode_ahead, BucketRunner.encode_ahead
-
-    def note(self: BucketRunner, job: Any) -> Any:
-        encoded.append(job.index)
-        return encode(self, job)
+    """Delays are drawn wherever messages and buckets may overtake each other."""
+    draws = random.Random(seed)
 
     def seconds() -> float:
         return draws.choice([0, 0, 0, 0.002, 0.01, 0.03])
 
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
-    codec: Any = {"codec": CODECS[way]} if way in CODECS and width == WIDTH else {"codec": "raw"}
-    with ExitStack() as patches:
-        for owner, name in [
-            (Session, "submit_for_torch"),
-            (Wire, "receive"),
-            (Wire, "send"),
-            (Bucket, "_begin"),
-        ]:
-            late = after(seconds, getattr(owner, name))
-            patches.enter_context(mock.patch.object(owner, name, late))
-        patches.enter_context(mock.patch.object(BucketRunner, "encode_ahead", note))
-        may = mock.patch.object(
-            BucketRunner, "can_encode_ahead", lambda *of: ahead and can_encode(*of)
-        )
-        patches.enter_context(may)
-        training = build(way, model, **codec)
-        training.run(STEPS, partial(loss_of, width=width))
-        kept = [r["values"].tolist() for r in training.source.state_dict()["residuals"]]
-        values = [value.tolist() for value in training.values().values()]
-        training.close()
-    return (values, kept), len(encoded)
+    methods: list[tuple[type, str]] = [
+        *((Session, "submit_for_torch"), (Bucket, "_begin")),
+        *((Wire, "receive"), (Wire, "send")),
+    ]
+    return train_late(way, ahead, dict.fromkeys(methods, seconds), [], width)
 
 
 # 400: packets have a rest beyond their head.
