@@ -143,17 +143,20 @@ def megabytes(found: Found, one: Arm) -> float | None:
     return both * (workers - 1) / workers if one.codec == "ddp" else both
 
 
-def _size(found: Found, one: Arm) -> str:
-    size = megabytes(found, one)
-    return MISSING if size is None else f"{size:,.0f}" if size >= 1000 else f"{size:.3g}"
+def size(found: Found, one: Arm) -> str:
+    """The megabytes as a table has them."""
+    sent = megabytes(found, one)
+    if sent is None:
+        return MISSING
+    return f"{sent:,.0f}" if sent >= 1000 else f"{sent:.3g}"
 
 
 def _by_interval(found: Found) -> str:
     base = _DDP["adamw", _WORKERS[0]]
-    rows = [["DDP", "", _size(found, base), _loss(found, base, base), "", ""]]
+    rows = [["DDP", "", size(found, base), _loss(found, base, base), "", ""]]
     for name, codec in _CODECS.items():
         arms = [_ADAMW[name, n] for n in _EVERY]
-        sizes = ", ".join(_size(found, one) for one in arms)
+        sizes = ", ".join(size(found, one) for one in arms)
         rows.append([name, f"`{codec}`", sizes, *(_loss(found, one, base) for one in arms)])
     losses = table(("what is sent", "codec", "MB", *(f"every={n}" for n in _EVERY)), rows)
     return f"{losses}\n\n{_to_32_bits(found)}"
@@ -172,11 +175,11 @@ def _by_optimizer(found: Found) -> str:
     bases = {o: _DDP[o, _WORKERS[0]] for o in _OPTIMIZERS}
     heads = ("what is sent", "MB", *_OPTIMIZERS.values())
     rows = [
-        ["DDP", _size(found, bases["adamw"]), *(_loss(found, b, b) for b in bases.values())],
+        ["DDP", size(found, bases["adamw"]), *(_loss(found, b, b) for b in bases.values())],
         *(
             [
                 f"{name}, every={n}",
-                _size(found, one),
+                size(found, one),
                 _loss(found, _ADAMW[name, n], bases["adamw"]),
                 _loss(found, one, bases["muon"]),
             ]
@@ -238,7 +241,7 @@ def _of_seed_0(found: Found, one: Arm) -> str:
 
 def _line(found: Found, arms: Sequence[Arm]) -> Line:
     sizes = {one: megabytes(found, one) for one in arms}
-    points = [(size, found.ends(one)) for one, size in sizes.items() if size and found.ends(one)]
+    points = [(mb, found.ends(one)) for one, mb in sizes.items() if mb and found.ends(one)]
     return line_through(sorted(points)) if points else Line([], [])
 
 

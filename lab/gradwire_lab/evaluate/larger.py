@@ -7,9 +7,9 @@ from typing import Any
 
 from gradwire.local_schedule import GATED_CODEC
 from gradwire_lab.evaluate.arms import Arm, arm
-from gradwire_lab.evaluate.diloco import megabytes
+from gradwire_lab.evaluate.diloco import size
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import MISSING, Found, accuracy_table
+from gradwire_lab.evaluate.found import Found, accuracy_table
 
 _SEEDS = 2
 _LONG_STEPS = 25600
@@ -45,8 +45,7 @@ _LONG_ARMS = {name: arm("resnet20", _IMAGES[name], steps=_LONG_STEPS) for name i
 
 
 def _table(found: Found, arms: dict[str, Arm]) -> str:
-    sizes = {name: megabytes(found, one) for name, one in arms.items()}
-    cells = {name: (MISSING if mb is None else f"{mb:,.0f}",) for name, mb in sizes.items()}
+    cells = {name: (size(found, one),) for name, one in arms.items()}
     return accuracy_table(found, arms, ("MB",), cells)
 
 
