@@ -194,12 +194,7 @@ class LoopbackTransport(Transport):
         self._ranks, self._channels = ranks, channels
 
     def send(
-        self,
-        peer: int,
-        kind: Kind,
-        payload: Bytes = NOTHING,
-        part: int = 0,
-        in_turn: bool = False,
+        self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0, in_turn: bool = False
     ) -> None:
         if peer in self._channels.closed:
             raise LostError((peer,), False, _CLOSED)

@@ -102,7 +102,7 @@ class Transport(ABC):
         timeout: Seconds.
         doing: For errors.
         turn: The bucket under way, counted modulo 65536: the `part` of its messages.
-        ahead: What peers have sent of their next turn. ahead_limits: of what may be there.
+        ahead: What peers have sent before its turn, the next one. ahead_limits: what may come so.
         sent_bytes: Of messages, with OVERHEAD_BYTES each.
         waited_seconds: Blocked on the transport.
     """
@@ -130,12 +130,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(
-        self,
-        peer: int,
-        kind: Kind,
-        payload: Bytes = NOTHING,
-        part: int = 0,
-        in_turn: bool = False,
+        self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0, in_turn: bool = False
     ) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`.
         in_turn: `part` is the turn under way, or the next one, for which no `flush` waits before

@@ -105,12 +105,7 @@ class Wire(Transport):
             self._sends_ahead.clear()
 
     def send(
-        self,
-        peer: int,
-        kind: Kind,
-        payload: Bytes = NOTHING,
-        part: int = 0,
-        in_turn: bool = False,
+        self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0, in_turn: bool = False
     ) -> None:
         length = payload.size
         head = np.empty(min(HEAD_BYTES, OVERHEAD_BYTES + length), dtype=np.uint8)
