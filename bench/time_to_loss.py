@@ -1,13 +1,14 @@
 """gradwire and what people would take instead: time to a loss, bytes, final loss.
 
     scripts/rivals.sh                                   makes the environments, runs all, draws
-    python bench/time_to_loss.py train [--way NAME] [--seeds 1]    whole trainings, not shaped
+    python bench/time_to_loss.py tune [--way NAME]                 looks for the best learning rate
+    python bench/time_to_loss.py train [--way NAME] [--seeds 1]    whole trainings with it
     python bench/time_to_loss.py link [--way NAME] [--bandwidth 10mbit]   a few steps behind links
     python bench/time_to_loss.py whole --way NAME --bandwidth 100mbit     a whole training there
     python bench/time_to_loss.py page                   docs/results/rivals.md and its picture
 
 How many steps a loss takes does not depend on the links, and how long a step takes not on the seed.
-So `train` trains with each way and seed over the loopback, and `link` measures a few steps and
+So `tune` and `train` train with each way over the loopback, and `link` measures a few steps and
 their bytes behind shaped links, 20 ms apart; `page` multiplies. `whole` trains to the target behind
 such links, to confirm it. Each adds lines of JSON to docs/results/rivals.jsonl as soon as they are
 measured, and leaves out what the file has. Links need root.
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ from gradwire_lab.train import network
 from gradwire_lab.train.settings import Run, TrainSettings, parse_bandwidth
 from ranks import join, run_ranks
 from rivals import page
-from rivals.results import add, read
+from rivals.results import add, best, next_rate, rates, read
 from rivals.ways import EVERY, LATENCY, LINKS, STEPS, WAYS, WORKERS, Way
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +46,7 @@ _PLAIN = 2  # steps that PowerSGD leaves to plain DDP at least
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["train", "link", "whole", "page", "rank"])
+    parser.add_argument("what", choices=["tune", "train", "link", "whole", "page", "rank"])
     parser.add_argument("--way", action="append", choices=list(WAYS), default=[])
     parser.add_argument("--bandwidth", action="append", choices=list(LINKS), default=[])
     parser.add_argument("--seeds", type=int, default=1)
@@ -63,37 +64,47 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    links = arguments.bandwidth or list(LINKS)
     for name in arguments.way or list(WAYS):
-        way = WAYS[name]
-        if arguments.what == "train":
-            cells = [{"seed": seed} for seed in range(arguments.seeds)]
-        else:
-            cells = [{"bandwidth": link} for link in links]
-        for cell in cells:
-            key = {"kind": arguments.what, "way": name, **cell}
+        for cell in cells(arguments, name):
+            key = {"kind": "train" if arguments.what == "tune" else arguments.what, "way": name}
+            key |= cell
             if any(key.items() <= line.items() for line in read()):
                 continue
+            way = WAYS[name]
             try:
                 found = measure_cell(arguments, way, key)
             except SystemExit as error:  # the others go on
                 print(f"{key}: {error}", flush=True)
-                continue
+                break
             add({**key, "codec": way.codec, "settings": dict(way.settings), **found})
             print(
                 {**key, **{k: v for k, v in found.items() if not isinstance(v, list)}}, flush=True
             )
 
 
+def cells(arguments: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
+    """What is to be measured of a way. Each one is measured before the next is asked for."""
+    if arguments.what in ("link", "whole"):
+        yield from ({"bandwidth": link} for link in arguments.bandwidth or LINKS)
+        return
+    if not rates(read(), name):
+        yield {"rate": WAYS[name].first_rate, "seed": 0}
+    while arguments.what == "tune" and (rate := next_rate(rates(read(), name))) is not None:
+        yield {"rate": rate, "seed": 0}
+    for seed in range(1, arguments.seeds):
+        yield {"rate": best(rates(read(), name)), "seed": seed}
+
+
 def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -> dict[str, Any]:
     if key["kind"] == "train":
-        return whole(run(way, way.train_settings(STEPS, EVERY, key["seed"]), None))
+        own = {"seed": key["seed"], "learning_rate": key["rate"]}
+        return whole(run(way, way.train_settings(STEPS, EVERY, **own), None))
     rate = parse_bandwidth(key["bandwidth"])
     if key["kind"] == "whole":
-        own = way.train_settings(STEPS, EVERY, 0) | {"until": arguments.until}
+        own = way.train_settings(STEPS, EVERY) | {"until": arguments.until}
         return whole(run(way, own, rate)) | {"until": arguments.until}
     steps = way.whole_periods(_FIRST) + way.whole_periods(_TIMED)
-    settings = way.train_settings(steps, steps, 0)
+    settings = way.train_settings(steps, steps)
     if way.plain_steps:
         plain = way.codec.replace(f"start={way.plain_steps}", f"start={_PLAIN}")
         settings["codecs"] = (plain,)

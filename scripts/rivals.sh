@@ -28,6 +28,7 @@ RIVALS
 [[ $only == no ]] || exit 0
 
 export OMP_NUM_THREADS=1
+"$python" bench/time_to_loss.py tune
 "$python" bench/time_to_loss.py train --seeds "${1-1}"
 "$python" bench/time_to_loss.py link
 whole() { "$python" bench/time_to_loss.py whole "$@"; }

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradwire_lab.evaluate.found import table, with_interval
 from rivals.arithmetic import steps_to, total
-from rivals.results import RESULTS
+from rivals.results import RESULTS, best, next_rate, rates
 from rivals.ways import (
     BF16,
     CHANGES,
@@ -29,7 +29,7 @@ from rivals.ways import (
     WAYS,
     WORKERS,
 )
-from rivals.words import ABOUT, HEAD, REFEREE, SETTINGS
+from rivals.words import ABOUT, HEAD, RATES, REFEREE, SETTINGS
 
 _ROOT = RESULTS.parents[2]
 PICTURE = RESULTS.parents[1] / "pictures" / "rivals.svg"
@@ -58,11 +58,19 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 class Measured:
-    """What the file says of each way."""
+    """What the file says of each way, with its best learning rate.
+
+    tried: the last losses of each way's learning rates.
+    """
 
     def __init__(self, lines: Lines) -> None:
-        self.lines = lines
-        self.ways = [name for name in WAYS if self.of("train", name)]
+        self.tried = {name: found for name in WAYS if (found := rates(lines, name))}
+        self.ways = list(self.tried)
+        self.lines = [
+            line
+            for line in lines
+            if line["kind"] != "train" or line["rate"] == best(self.tried[line["way"]])
+        ]
 
     def of(self, kind: str, way: str, **more: Any) -> list[Mapping[str, Any]]:
         wanted = {"kind": kind, "way": way, **more}.items()
@@ -137,6 +145,16 @@ def _losses(found: Measured) -> str:
     targets = [f"{target:g}" for target in TARGETS]
     heads = [f"{what} to {target}" for what in ("steps", "MB") for target in targets]
     return table(("way", "seeds", "final", *heads), rows)
+
+
+def _rates(found: Measured) -> str:
+    columns = sorted({rate for tried in found.tried.values() for rate in tried})
+    rows = []
+    for way, tried in found.tried.items():
+        losses = {rate: f"{loss:.3f}" for rate, loss in tried.items()}
+        losses[best(tried)] = f"**{losses[best(tried)]}**"
+        rows.append([_named(way), *(losses.get(rate, "") for rate in columns)])
+    return table(("way", *(f"{rate:g}" for rate in columns)), rows)
 
 
 def _times(found: Measured, link: str) -> str:
@@ -304,11 +322,14 @@ def text(lines: Lines) -> str:
     ]
     if missing := [name for name in WAYS if name not in found.ways]:
         parts += [_bullet(f"Not yet, about three minutes each: {'; '.join(missing)}.")]
+    if open_ways := [name for name, tried in found.tried.items() if next_rate(tried)]:
+        said = "The next learning rate of these, a minute or two each"
+        parts += [_bullet(f"{said}: {'; '.join(map(_named, open_ways))}.")]
     if untimed := [name for name in found.ways if not found.of("link", name)]:
         said = "Not timed yet (all links are timed on one machine, one after the other)"
         parts += [_bullet(f"{said}: {'; '.join(map(_named, untimed))}.")]
     parts += [""]
-    parts += [SETTINGS, ABOUT, "", _confirmed(found), "", REFEREE]
+    parts += [SETTINGS, RATES, _rates(found), "", ABOUT, "", _confirmed(found), "", REFEREE]
     for kind, did in (("link", "Timed"), ("train", "Trained")):
         if not (these := [line for line in lines if line["kind"] == kind]):
             continue

@@ -51,8 +51,13 @@ class Way:
         """At least so many steps, the last of which exchanges."""
         return -(-steps // self.period) * self.period
 
-    def train_settings(self, steps: int, eval_every: int, seed: int) -> dict[str, Any]:
-        own = {"codecs": (self.codec,), "steps": steps, "eval_every": eval_every, "seed": seed}
+    @property
+    def first_rate(self) -> float:
+        """The first learning rate to be tried."""
+        return float({**COMMON, **self.settings}["learning_rate"])
+
+    def train_settings(self, steps: int, eval_every: int, **more: Any) -> dict[str, Any]:
+        own = {"codecs": (self.codec,), "steps": steps, "eval_every": eval_every, **more}
         return {**COMMON, **self.settings, **own}
 
 

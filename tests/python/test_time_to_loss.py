@@ -29,7 +29,7 @@ def test_first_steps_cost_what_plain_ones_do(steps: float, cost: float) -> None:
 
 def measured(way: str, step_seconds: float, loss: float) -> list[dict[str, Any]]:
     about = {"build": {"commit": "abc"}, "machine": {"cores": 2, "cpu": "a CPU"}}
-    train = {"kind": "train", "way": way, "seed": 0, "replicas_agree": True, **about}
+    train = {"kind": "train", "way": way, "rate": 0.01, "seed": 0, "replicas_agree": True, **about}
     train["evaluations"] = [[100, 1.0, 3.0], [200, 2.0, loss]]
     steps = {"step_seconds": step_seconds, "step_bytes": 2e6, "alone_seconds": 0.5, **about}
     return [train, *({"kind": "link", "way": way, "bandwidth": b, **steps} for b in LINKS)]
@@ -48,6 +48,20 @@ def test_page_names_who_is_first_and_what_is_not_reached() -> None:
     assert f"To {hard} " not in text  # nobody to compare with
     lost = page.text(measured(DDP, 0.5, 2.0) + measured(CHANGES, 1.0, easy))
     assert f"To {easy} gradwire loses: {DDP} takes {steps / 2:.0f} s" in lost
+
+
+def test_the_best_learning_rate_is_looked_for_on_both_sides_and_shown() -> None:
+    def tried(losses: dict[float, float]) -> list[dict[str, Any]]:
+        return [measured(DDP, 1.0, v)[0] | {"rate": rate} for rate, v in losses.items()]
+
+    losses = {0.01: 2.2}
+    for rate, loss in ((0.005, 2.1), (0.0025, 2.3)):
+        assert results.next_rate(results.rates(tried(losses), DDP)) == rate
+        losses[rate] = loss
+    assert results.next_rate(losses) is None
+    seed = {"rate": 0.01, "seed": 1}
+    found = page.Measured([*tried(losses), measured(DDP, 1.0, 1.0)[0] | seed])
+    assert found.losses(DDP) == [2.1], "of no other rate"
 
 
 def test_power_sgd_begins_as_ddp() -> None:
