@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from cluster import Cluster
 from gradwire.torch import loopback
@@ -26,9 +27,10 @@ from gradwire.torch.buckets.session import Session
 from gradwire.torch.errors import CommunicationError, PeerLostError, forget_frames
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.network.transport import LostError
+from gradwire.torch.shared_parameters import ModuleHook
 from selection import long
 from training import loss_of, make_model
-from ways import Way, build
+from ways import WAYS, Training, Way, build, sgd
 
 Watched = dict[str, weakref.ref[Any]]
 
@@ -194,6 +196,61 @@ def test_a_session_that_lost_a_peer_goes_without_a_search_for_cycles(keeper: str
         assert loopback.run(2, partial(lose_peer, keeper)) == [False, False]
     finally:
         gc.enable()
+
+
+_USES: dict[str, Callable[[nn.Module, Optimizer], object]] = {
+    "step": lambda model, optimizer: optimizer.step(),
+    "state": lambda model, optimizer: optimizer.state_dict(),
+    "load": lambda model, optimizer: optimizer.load_state_dict({**optimizer.state_dict()}),
+    "model's state": lambda model, optimizer: model.state_dict(),
+    "model's load": lambda model, optimizer: model.load_state_dict(model.state_dict()),
+}
+
+
+def drop_within(way: Way, use: str, rank: int) -> tuple[bool, int]:
+    """Drops a training within hooks of what it wrapped, where the garbage collector may find it.
+    Returns whether it is gone, and the hooks it has left when there is another training."""
+    held: list[Training] = []
+
+    def drop(*given: object) -> None:
+        held.clear()
+        gc.collect()
+
+    def inner(parameters: list[nn.Parameter]) -> Optimizer:
+        made = sgd(parameters)
+        made.register_step_pre_hook(drop)
+        made.register_step_post_hook(drop)
+        made.register_state_dict_pre_hook(drop)
+        made.register_load_state_dict_pre_hook(drop)
+        return made
+
+    model: Any = make_model()
+    model.register_state_dict_pre_hook(drop)
+    model.register_load_state_dict_pre_hook(drop)
+    held.append(build(way, model, inner))
+    optimizer, source = held[0].inner, weakref.ref(held[0].source)
+    _USES[use](model, optimizer)
+    build(way, make_model())
+    return source() is None, _count_hooks(model, optimizer)
+
+
+def _count_hooks(model: nn.Module, optimizer: Optimizer) -> int:
+    """Those of gradwire."""
+    registries = [
+        value
+        for held in (*model.modules(), *model.parameters(), optimizer)
+        for name, value in vars(held).items()
+        if name.endswith("_hooks") and value
+    ]
+    hooks = [hook for registry in registries for hook in registry.values()]
+    return sum(isinstance(getattr(hook, "hook", hook), ModuleHook) for hook in hooks)
+
+
+@pytest.mark.parametrize("use", _USES)
+@pytest.mark.parametrize("way", ["ShardedOptimizer", "LocalSteps", "servers"])
+def test_a_training_may_be_dropped_while_pytorch_calls_hooks(way: str, use: str) -> None:
+    """PyTorch raises if one is removed meanwhile."""
+    assert loopback.run(2, partial(drop_within, WAYS[way], use)) == [(True, 0)] * 2
 
 
 @pytest.mark.without_sanitizers

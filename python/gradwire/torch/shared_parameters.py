@@ -37,9 +37,19 @@ class ModuleHook:
 
 def remove_hooks(handles: list[RemovableHandle]) -> None:
     """Removes them and empties the list."""
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+    while handles:
+        handles.pop().remove()
+
+
+_dead: list[RemovableHandle] = []  # hooks of owners that are gone, whose methods are too
+
+
+def remove_hooks_of(owner: object, handles: list[RemovableHandle]) -> None:
+    """Removes these hooks in the first call of this function after `owner` is gone. Not at once:
+    the garbage collector can find it while PyTorch goes through the hooks of the same object, and
+    PyTorch raises if one is removed meanwhile."""
+    remove_hooks(_dead)
+    weakref.finalize(owner, _dead.extend, handles)
 
 
 _Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
@@ -139,7 +149,7 @@ class SharedParameters:
         hook = ModuleHook(self._note_load)
         modules = hookable_modules(self._model)
         handles = [m.register_load_state_dict_pre_hook(hook) for m in modules]
-        weakref.finalize(self, remove_hooks, handles)
+        remove_hooks_of(self, handles)
 
     def check_load(self) -> bool:
         """Raises RuntimeError if a load_state_dict of the module has brought other values since the

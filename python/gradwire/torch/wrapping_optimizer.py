@@ -6,6 +6,7 @@ import contextlib
 import copy
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -24,7 +25,7 @@ from gradwire.torch.errors import CoarseGradientsWarning
 from gradwire.torch.live import LiveScalars
 from gradwire.torch.optimizer_list import OptimizerList, Optimizers, name_of, parts_of
 from gradwire.torch.parameters import ordinary_tensors
-from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
+from gradwire.torch.shared_parameters import ModuleHook, remove_hooks, remove_hooks_of
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
 _MODES = ("train", "eval")  # methods of schedule-free optimizers
@@ -102,7 +103,7 @@ class OwnUse:
         self._optimizer, self._parts, self._owner = optimizer, parts_of(optimizer), owner
         self._is_own = False
         self._handles: list[RemovableHandle] = []
-        self.end = weakref.finalize(self, remove_hooks, self._handles)
+        remove_hooks_of(self, self._handles)
         for part in self._parts:
             before = vars(part).get(_USE)
             if before is not None and (holder := before()) is not None:
@@ -113,6 +114,9 @@ class OwnUse:
             "was stepped",
             f"give the {owner} to everything that steps, such as scaler.step, or close() it first",
         )
+
+    def end(self) -> None:
+        remove_hooks(self._handles)
 
     def refuse_saving(self) -> None:
         """From now on the user's state_dict() of the optimizer is an error, too."""
@@ -242,8 +246,11 @@ class OptimizerWatch:
     adaptive optimizer on any of the parameters. Of all ranks, rank 0 warns.
 
     After that step, or when other optimizers have stepped all of the parameters, it only returns.
-    It is removed when it is dropped: PyTorch takes no hook away while it calls them.
     """
+
+    # Of all there are. A tuple in the place of another, so that threads can go through either.
+    _all: tuple[weakref.ref[OptimizerWatch], ...] | None = None
+    _lock = threading.Lock()
 
     def __init__(
         self, parameters: Iterable[torch.Tensor], codec: str, rank: int, local_steps: bool = True
@@ -254,15 +261,11 @@ class OptimizerWatch:
         self._watched = {id(parameter) for parameter in parameters}
         if not sends_coarsely(codec):
             return
-        me = weakref.ref(self)
-
-        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if (watch := me()) is not None and watch._watched:
-                watch._look_at(optimizer)
-
-        # The registry is PyTorch's own and lasts for ever, so it must not hold this object.
-        handle = register_optimizer_step_post_hook(after_step)
-        weakref.finalize(self, handle.remove)
+        with self._lock:
+            cls = OptimizerWatch
+            if cls._all is None:  # one hook for ever: PyTorch raises if they change under a step
+                register_optimizer_step_post_hook(_show_watches)
+            cls._all = (*(ref for ref in cls._all or () if ref() is not None), weakref.ref(self))
 
     def _look_at(self, optimizer: Optimizer) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -276,6 +279,12 @@ class OptimizerWatch:
         self.remarks = (remark,)
         if self._rank == 0:
             warnings.warn(remark, CoarseGradientsWarning, stacklevel=level_of_user())
+
+
+def _show_watches(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for ref in OptimizerWatch._all or ():
+        if (watch := ref()) is not None and watch._watched:
+            watch._look_at(optimizer)
 
 
 def level_of_user() -> int:

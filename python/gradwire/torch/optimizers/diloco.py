@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -22,7 +21,7 @@ from gradwire.torch.optimizers.local_rules import OuterFactory
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.options import Compression, Execution
-from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
+from gradwire.torch.shared_parameters import ModuleHook, remove_hooks, remove_hooks_of
 
 # As errors of LocalSteps call its arguments, and as they are called here.
 _NAMES = {
@@ -107,11 +106,11 @@ class DiLoCo:
         self._parts = parts_of(inner_optimizer)
         self._stepped: list[Optimizer] = []  # in the step under way
         self._is_entered = False
-        handles: list[RemovableHandle] = []
-        self._remove_hooks = weakref.finalize(self, remove_hooks, handles)
+        self._handles: list[RemovableHandle] = []
+        remove_hooks_of(self, self._handles)
         for part in self._parts:
-            handles.append(part.register_step_pre_hook(ModuleHook(self._before_step)))
-            handles.append(part.register_step_post_hook(ModuleHook(self._after_step)))
+            self._handles.append(part.register_step_pre_hook(ModuleHook(self._before_step)))
+            self._handles.append(part.register_step_post_hook(ModuleHook(self._after_step)))
 
     def __enter__(self) -> DiLoCo:
         """Raises RuntimeError where it was entered before."""
@@ -129,7 +128,7 @@ class DiLoCo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._remove_hooks()
+        remove_hooks(self._handles)
         try:
             if error is None:
                 if self._stepped:

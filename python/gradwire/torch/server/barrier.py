@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,12 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.torch.server.model_parts import WorkerPart
 from gradwire.torch.server.server_settings import INSTEAD
 from gradwire.torch.server.worker_loop import Working
-from gradwire.torch.shared_parameters import ModuleHook, hookable_modules, remove_hooks
+from gradwire.torch.shared_parameters import (
+    ModuleHook,
+    hookable_modules,
+    remove_hooks,
+    remove_hooks_of,
+)
 
 
 @dataclass
@@ -90,7 +94,7 @@ class TensorBarrier:
             self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
         note_call = ModuleHook(self._note_call)
         self._noting = [module.register_forward_pre_hook(note_call) for module in modules]
-        weakref.finalize(self, remove_hooks, self._handles)
+        remove_hooks_of(self, self._handles)
 
     @property
     def version(self) -> int:
