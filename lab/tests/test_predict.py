@@ -47,8 +47,7 @@ def test_the_prediction_is_that_of_the_simulation(
     profile = replace(profile_of(800_000, 2), codecs={codec: speed})
     for machines in (2, 4):
         for bandwidth, latency, local in ((1e8, 1e-4, 1e9), (1e10, 1e-4, None), (1e8, 0.1, None)):
-            # A rank that is done begins the next bucket, which plan does not know.
-            buckets = cut_buckets(profile, 2**40 if latency == 0.1 else None)
+            buckets = cut_buckets(profile)
             cluster = Cluster(machines * per_machine, bandwidth, latency, per_machine, local)
             predicted = predict(profile, cluster, codec, exchange, buckets)
             simulated = simulate(
@@ -60,7 +59,9 @@ def test_the_prediction_is_that_of_the_simulation(
                 cost=lambda text: (2e-9, 1e-9) if text == codec else (0.0, 0.0),
             )
             end = max(simulated.seconds, profile.forward_seconds + profile.backward_seconds)
-            assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=0.05)
+            # Rings enter a machine at one rank, and the others send ahead to their neighbours.
+            within = 0.15 if exchange == "ring" and per_machine > 1 and latency == 0.1 else 0.06
+            assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=within)
             if per_machine == 1 and exchange != "hierarchical":  # else ranks differ
                 assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
 
@@ -104,6 +105,20 @@ def test_uneven_shares_are_predicted(exchange: str, ranks: int, per_machine: int
     # Pulls of small shards delay the pushes of the largest.
     within = 0.25 if (exchange, per_machine) == ("sharded", 4) else 0.1
     assert predicted.seconds == pytest.approx(whole, rel=within)
+
+
+def test_messages_are_sent_ahead_over_long_links() -> None:
+    """bench/long_links.py: 12 buckets, each two ways of 20 ms, took 556 ms, and 330 since."""
+    profile = replace(profile_of(100_000, 12), codecs={"raw": FREE})
+    cluster = Cluster(4, 1e9, 0.02)
+    buckets = cut_buckets(profile, 1)
+    of_all = predict(profile, cluster, "raw", "sharded", buckets)
+    of_one = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**40))
+    assert of_one.exposed_seconds == pytest.approx(0.04, rel=0.2)
+    simulated = simulate(cluster, "raw", "sharded", buckets, VALUES)
+    backward_end = profile.forward_seconds + profile.backward_seconds
+    for exposed in (of_all.exposed_seconds, simulated.seconds - backward_end):
+        assert 0.12 < exposed < 0.3, "half of 12 ways there and back, less the backward pass"
 
 
 def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
@@ -262,4 +277,4 @@ def test_a_burst_saves_what_it_saves_in_the_simulation(
                 ]
                 fourth = 4 * done[1] - 3 * done[0]  # the first finds full buckets
                 whole = max(fourth, profile.compute_seconds - profile.rest_seconds)
-                assert predicted.seconds == pytest.approx(whole + profile.rest_seconds, rel=0.1)
+                assert predicted.seconds == pytest.approx(whole + profile.rest_seconds, rel=0.12)

@@ -7,6 +7,11 @@ last gradient is there and the bucket before it is done, while the backward pass
     end(k)   = begin(k) + seconds(k)            seconds: costs.py
     step     = max(end(last), end of backward) + rest of the step
 
+gradwire sends a bucket's first messages while the bucket before it, which is done `ahead` later,
+waits for others:
+
+    begin(k) = max(ready(k), end(k - 2), end(k - 1) - ahead)
+
 While links are idle, their token buckets fill (tokens.py).
 
 Dedicated servers get the gradients of the whole model when the backward pass has ended. Local steps
@@ -112,7 +117,7 @@ def predict(
     speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
     raw = profile.codecs.get("raw", CodecSpeed(0.0, 0.0, _RAW_BITS))
     codec_seconds = wire_seconds = message_seconds = sent = 0.0
-    end = -profile.rest_seconds  # of the last exchange of the step before
+    before = end = -profile.rest_seconds  # of the last exchanges of the step before
     seconds = []  # of each bucket
     tokens = Tokens(cluster.burst_seconds)
     compute = profile.compute_seconds + (profile.local.step_seconds if local else 0.0)
@@ -125,15 +130,16 @@ def predict(
         handling, stack = _transport(profile, cluster, cost, exchange)
         if not local and codec != DDP:
             handling += profile.transport.exchange_seconds
-        begin = max(bucket.ready, end)
-        tokens.fill(between if local else begin - end)
+        ahead = 0.0 if local or codec == DDP else _seconds_ahead(cluster, cost)
+        begin = max(bucket.ready, before, end - ahead)
+        tokens.fill(between if local else max(0.0, begin - end))
         wire = _wire_seconds(cluster, cost, stack, tokens, coding + handling)
         codec_seconds += coding
         wire_seconds += wire
         message_seconds += handling
         sent += cost.rank_bytes
         seconds.append(coding + wire + handling)
-        end = begin + seconds[-1]
+        before, end = end, begin + seconds[-1]
     backward_end = profile.forward_seconds + profile.backward_seconds
     exposed = max(0.0, end - backward_end)
     if local:
@@ -161,6 +167,19 @@ def _fragments(whole: LayerBucket, fragments: int) -> list[LayerBucket]:
     except ValueError as error:
         raise PlanError(f"--fragments: {error}") from error
     return [LayerBucket(tuple(whole.layers[place] for place in of), whole.ready) for of in dealt]
+
+
+def _seconds_ahead(cluster: Cluster, cost: Cost) -> float:
+    """How much earlier an exchange begins, the first messages of which are sent while the bucket
+    before waits: they travel, and take the link while it is idle, between the other messages of
+    that bucket. Inside machines, all of it goes on beside the messages between them."""
+    network = cluster.link_seconds(cost.way_bytes)
+    if cost.way_local_bytes:
+        return min(network, cluster.local_seconds(cost.way_local_bytes))
+    if not cost.ways:
+        return 0.0
+    idle = (cost.ways - 1) * cluster.latency
+    return cluster.latency + min(idle, network / cost.ways)
 
 
 def _wire_seconds(cluster: Cluster, cost: Cost, stack: float, tokens: Tokens, work: float) -> float:

@@ -28,11 +28,11 @@ struct Letter {
 struct Rank {
   std::vector<std::unique_ptr<Exchange>> exchanges;  // of each bucket
   std::vector<std::vector<float>> values;
+  std::vector<uint32_t> ways;  // messages on the longest way to each bucket
   std::deque<Letter> mailbox;
-  uint32_t bucket = 0;   // the bucket under way, or the next one
-  bool started = false;  // whether it is under way
+  uint32_t bucket = 0;   // the first bucket that is not done
+  uint32_t started = 0;  // so many buckets have started: one more at most, whose turn it is not yet
   bool busy = false;     // whether the thread computes
-  uint32_t way = 0;
   double codec_seconds = 0;
 };
 
@@ -64,12 +64,13 @@ class RunningSimulation final : public Simulation {
 
  private:
   void begin_step(uint32_t r);
-  // Lets a rank that does not compute do what it can: begin a bucket, or take a message.
+  // Lets a rank that does not compute do what it can: take a message, or start a bucket.
   void work(uint32_t r);
   // Hands over the first message that is awaited. false: there is none.
   bool take_letter(Rank& rank, Status& status);
-  // After a call that took `letters` messages: charges its time, then sends its messages.
-  void finish_call(uint32_t r, uint32_t letters, const Status& status);
+  // After a call of a bucket that took `letters` messages: charges its time, then sends its
+  // messages.
+  void finish_call(uint32_t r, uint32_t bucket, uint32_t letters, const Status& status);
   void send(uint32_t r, uint32_t bucket, std::vector<OutgoingMessage> messages);
   void arrive(uint32_t r, Letter letter);
   [[nodiscard]] Status check_end() const;
@@ -135,7 +136,8 @@ Result<SimulatedStep> RunningSimulation::step() {
 void RunningSimulation::begin_step(uint32_t r) {
   Rank& rank = ranks_[r];
   rank.bucket = 0;
-  rank.way = 0;
+  rank.started = 0;
+  rank.ways.assign(options_.buckets.size(), 0);
   rank.codec_seconds = 0;
   const uint64_t workers = ranks_.size() - options_.network.ranks_alone;
   uint64_t at = (r + step_ * workers) * options_.stride;
@@ -152,12 +154,14 @@ void RunningSimulation::work(uint32_t r) {
   if (rank.busy || rank.bucket == options_.buckets.size() || !failure_.ok()) return;
   charged_ = 0;
   Status status;
-  if (rank.started) {
-    if (take_letter(rank, status)) finish_call(r, 1, status);
-  } else if (clock_.now() >= began_ + options_.buckets[rank.bucket].ready) {
-    rank.started = true;
-    status = rank.exchanges[rank.bucket]->start(rank.values[rank.bucket], step_);
-    finish_call(r, 0, status);
+  const uint32_t next = rank.started;
+  if (rank.bucket < next && take_letter(rank, status)) {
+    finish_call(r, rank.bucket, 1, status);
+  } else if (next < std::min<size_t>(rank.bucket + 2, options_.buckets.size()) &&
+             clock_.now() >= began_ + options_.buckets[next].ready) {
+    ++rank.started;
+    status = rank.exchanges[next]->start(rank.values[next], step_);
+    finish_call(r, next, 0, status);
   }
 }
 
@@ -171,32 +175,31 @@ bool RunningSimulation::take_letter(Rank& rank, Status& status) {
   if (found == rank.mailbox.end()) return false;
   const Letter letter = std::move(*found);
   rank.mailbox.erase(found);
-  rank.way = std::max(rank.way, letter.way);
+  rank.ways[rank.bucket] = std::max(rank.ways[rank.bucket], letter.way);
   status = exchange.check_size(letter.source, letter.message.bytes.size());
   if (status.ok()) status = exchange.receive(letter.source, letter.message.bytes);
   return true;
 }
 
-void RunningSimulation::finish_call(uint32_t r, uint32_t letters, const Status& status) {
+void RunningSimulation::finish_call(uint32_t r, uint32_t bucket, uint32_t letters,
+                                    const Status& status) {
   if (!status.ok()) {
     failure_ = status;
     return;
   }
   Rank& rank = ranks_[r];
-  std::vector<OutgoingMessage> messages = rank.exchanges[rank.bucket]->take_outgoing();
+  std::vector<OutgoingMessage> messages = rank.exchanges[bucket]->take_outgoing();
   const double count = letters + static_cast<double>(messages.size());
   rank.codec_seconds += charged_;
   rank.busy = true;
   const double end = clock_.now() + charged_ + count * options_.per_message;
-  clock_.at(end, [this, r, messages = std::move(messages)]() mutable {
+  clock_.at(end, [this, r, bucket, messages = std::move(messages)]() mutable {
     Rank& done = ranks_[r];
     done.busy = false;
-    send(r, done.bucket, std::move(messages));
-    if (done.exchanges[done.bucket]->done()) {
+    send(r, bucket, std::move(messages));
+    while (done.bucket < done.started && done.exchanges[done.bucket]->done()) {
       now_.seconds = std::max(now_.seconds, clock_.now() - began_);
-      now_.longest_way = std::max(now_.longest_way, done.way);
-      done.started = false;
-      done.way = 0;
+      now_.longest_way = std::max(now_.longest_way, done.ways[done.bucket]);
       ++done.bucket;
     }
     work(r);
@@ -215,10 +218,11 @@ void RunningSimulation::send(uint32_t r, uint32_t bucket, std::vector<OutgoingMe
       traffic.bytes_sent += bytes;
       now_.traffic[to].bytes_received += bytes;
     }
-    links_.send(r, to, bytes,
-                [this, to, letter = Letter{r, bucket, ranks_[r].way + 1, std::move(message)}] {
-                  arrive(to, letter);
-                });
+    links_.send(
+        r, to, bytes,
+        [this, to, letter = Letter{r, bucket, ranks_[r].ways[bucket] + 1, std::move(message)}] {
+          arrive(to, letter);
+        });
   }
 }
 

@@ -63,8 +63,8 @@ struct SimulatedStep {
 
 // Runs the exchanges of all ranks in this process, on the clock of a simulated network. Each rank
 // has one thread for its messages: it encodes, decodes and sends one bucket after the other, as the
-// communication thread of the DDP hook does, and every step begins on all ranks at once. The bytes
-// are those of any other engine.
+// communication thread of the DDP hook does, and starts the next one while it waits. Every step
+// begins on all ranks at once. The bytes are those of any other engine.
 class Simulation {
  public:
   // kInvalidArgument: no ranks, buckets or values; the statuses of make_exchange.
