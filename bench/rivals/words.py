@@ -33,9 +33,9 @@ SETTINGS = f"""## Settings
 
 RATES = f"""## Learning rates
 
-The loss after {STEPS} steps with seed 0. Each way began with DDP's rate, or, every {EVERY} steps with
-an outer optimizer, with that of gradwire's DiLoCo. Then half and twice the best one were tried, as
-long as the loss fell. All tables have the best one.
+The loss after {STEPS} steps with seed 0. Each way began with DDP's rate, or, every {EVERY} steps
+with an outer optimizer, with that of gradwire's DiLoCo. Then half and twice the best one were
+tried, as long as the loss fell. All tables have the best one.
 """
 
 ABOUT = f"""## How it was made
