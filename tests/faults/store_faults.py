@@ -65,16 +65,15 @@ def kill_publisher(folder: Path, times: int) -> Outcomes:
             assert publisher.publish(state_of(version)).version == version
 
     drawn, start, seen = random.Random(0), 0, Outcomes()
-    for _ in range(times):
+    while (tried := sum(seen.values())) < times or not start:
         child = fork(work)
-        time.sleep(drawn.uniform(0, 0.15))
+        time.sleep(drawn.uniform(0, 0.15 + 0.001 * tried))  # a loaded machine may publish nothing
         os.kill(child, signal.SIGKILL)
         assert end_of(child) == signal.SIGKILL
         version = reached(folder)
         assert version >= start
         seen["it goes on, with new versions" if version > start else "it goes on"] += 1
         start = version
-    assert start > 0
     prune(folder, 1)
     manifests = "".join(path.read_text() for path in folder.glob("v*.json"))
     left = [name for name in os.listdir(folder) if not name.endswith(".json")]
