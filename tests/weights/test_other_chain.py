@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from gradwire.torch import GroupFolder, loopback
 from gradwire.weights import ConflictError, Publisher, StaleBaseError, Subscriber, diff, fold
+from gradwire.weights.folder import MemoryFolder
 from gradwire.weights.target import Target
 from states import assert_same, state_of
 
@@ -92,6 +94,39 @@ def test_the_number_of_a_model_is_compared_with_its_values(tmp_path: Path, store
     assert subscriber.apply_(target).version == 3
     assert_same(target, state_of(OTHER + 3 if store_is == "another" else 3))
     assert subscriber.fetch() is None
+
+
+@pytest.mark.parametrize("fails_at", range(1, 8))
+def test_a_fetch_that_fails_notices_another_chain_again(fails_at: int) -> None:
+    """It forgot what it had seen, so the next one found nothing new: the number was the same."""
+
+    class Failing(MemoryFolder):
+        left = 0
+
+        def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+            self.left -= 1
+            if not self.left:
+                raise ConnectionResetError(name)
+            return super().read(name, begin, end)
+
+    store, target = Failing(), State()
+    subscriber = Subscriber(store)
+    publisher = Publisher(store)
+    for time in range(1, 4):
+        publisher.publish(state_of(time))
+    subscriber.fetch()
+    subscriber.apply_(target)
+    store.files.clear()
+    publisher = Publisher(store)
+    for time in range(OTHER + 1, OTHER + 4):
+        publisher.publish(state_of(time))
+    store.left = fails_at
+    with suppress(ConnectionResetError):
+        subscriber.fetch()
+    store.left = 0
+    subscriber.fetch()
+    assert subscriber.apply_(target).version == 3
+    assert_same(target, state_of(OTHER + 3))
 
 
 def add_anchor(store: Path) -> None:

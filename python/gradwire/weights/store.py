@@ -49,18 +49,19 @@ class Store:
     def newest(self) -> int:
         """The newest version; 0: there is none. Finds it even if lists are late."""
         known, head = self._newest, self._head_of(self._newest)
-        if head != self._head:  # it was removed, or is another one
+        is_other = head != self._head  # it was removed, or is another one
+        if is_other:
             self._manifests.clear()
-            self._newest = 0
-        found = self._find_newest()
-        if head != self._head and (head or found < known):
+        found = self._find_newest(0 if is_other else known)
+        # Only now: after an error the next call sees the same.
+        if is_other and (head or found < known):
             self.replaced += 1
-        if found != known or head != self._head:
+        if is_other or found != known:
             self._newest, self._head = found, self._head_of(found)
         return found
 
-    def _find_newest(self) -> int:
-        found = max(self._newest, self._hint())
+    def _find_newest(self, known: int) -> int:
+        found = max(known, self._hint())
         if not found or self.manifest(label_of(found)) is None:
             listed = {version_of(name) or 0 for name in self._listed()}
             # What a list shows need not be readable yet.
