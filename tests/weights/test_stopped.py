@@ -33,7 +33,7 @@ from gradwire.weights import (
 from gradwire.weights.target import Target
 from states import assert_same, state_of
 from store_faults import damage
-from store_processes import State, end_of, fork, publish, reached
+from store_processes import State, end_of, fork, publish, reached, received
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -170,6 +170,40 @@ def test_a_version_that_exists_in_spite_of_an_error_counts() -> None:
     assert published.version == 3
     assert published.share_changed < 0.05
     assert reached(store) == 3
+
+
+@pytest.mark.parametrize("then", [ConnectionResetError, FileNotFoundError])
+@pytest.mark.parametrize("reads", range(4))
+def test_a_version_whose_answer_was_lost_is_not_taken_for_the_next(
+    then: type[OSError], reads: int
+) -> None:
+    """Where reading it fails, too, or it is late: the store had the first values, and publish()
+    said that it had the second ones."""
+
+    class Lossy(FaultyFolder):
+        left = 0
+
+        def write(self, name: str, pieces: Any, only_new: bool = False) -> None:
+            super().write(name, pieces, only_new)
+            if name == "v000002.json":
+                self.left = reads
+                raise ConnectionResetError(name)
+
+        def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+            if name == "v000002.json" and self.left:
+                self.left -= 1
+                raise then(name)
+            return super().read(name, begin, end)
+
+    store, done = Lossy(), list[int]()
+    publisher = Publisher(store, patience=0)
+    for time in range(1, 9):
+        with contextlib.suppress(OSError):
+            done.append(publisher.publish(state_of(time)).version)
+            assert_same(received(store), state_of(time))
+    assert done[0] == 1
+    assert done[-3:] == [done[-1] - 2, done[-1] - 1, done[-1]]
+    assert publisher.publish(state_of(9)).share_changed < 0.05  # a delta again
 
 
 @pytest.mark.parametrize(

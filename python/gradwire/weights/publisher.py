@@ -121,7 +121,6 @@ class Publisher:
         self._opened = False
         self._version, self._token = 0, ""  # of who wrote it
         self._former = ""  # the token of who wrote the version before this start
-        self._pending = 0  # a version whose part is there, and perhaps its manifest
         self._copies: dict[str, Bytes] = {}  # the bytes of the version, by key
         self._entries: dict[str, Entry] = {}
         self._is_sound = False  # whether the copies are those of the version
@@ -176,7 +175,6 @@ class Publisher:
         self._settle()
         self._refuse_another_chain()
         version = self._version + 1
-        self._refuse_others(version)
         update = self._encode(views, version)
         labels = {label_of(version): update}
         wanted = anchor or (self._anchor_every > 0 and version % self._anchor_every == 0)
@@ -185,7 +183,6 @@ class Publisher:
         for label, content in labels.items():
             part = self._team.part(label, self._team.rank)
             self._store.folder.write(part, write_update(content))
-        self._pending = version
         # The version first: an anchor without it would be of values that are published no more.
         label, *anchors = labels
         manifest = self._commit(label, version, bool(anchors))
@@ -256,12 +253,17 @@ class Publisher:
         return make_update({}, mine, Update(0, None), self._threads)
 
     def _settle(self) -> None:
-        """Finds out whether a version exists whose publication has ended in an error."""
-        pending, self._pending = self._pending, 0
-        if pending > self._version:
-            found = self._store.manifest(label_of(pending))
-            if found is not None and found.writer.token == self._writer.token:
-                self._version, self._is_sound, self._token = pending, True, found.writer.token
+        """Takes up the next version if it exists though publish() has ended in an error. Raises
+        ConflictError if it is another publisher's."""
+        self._refuse_others(self._version + 1)
+        found = self._store.manifest(label_of(self._version + 1))
+        if found is not None:
+            self._version, self._token = self._version + 1, found.writer.token
+            # The copies may be those of a later attempt.
+            self._is_sound = all(
+                key in found.entries and found.entries[key].result == entry.result
+                for key, entry in self._entries.items()
+            )
 
     def _encode(self, views: Mapping[str, View], version: int) -> Update:
         """The update, while the copies become those of the new version."""
@@ -338,7 +340,9 @@ class Publisher:
         try:
             self._store.write_manifest(label, manifest)
         except FileExistsError:
-            self._refuse_others(version)
+            if self._store.reread(label) != manifest:  # of an attempt whose answer was lost
+                self._refuse_others(version)
+                raise
         return manifest
 
     def _refuse_names(self, absent: Sequence[str], present: Iterable[str]) -> None:
