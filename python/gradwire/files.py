@@ -74,6 +74,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        with suppress(OSError):  # a child that was forked meanwhile has the handle, too
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 

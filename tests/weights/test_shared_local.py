@@ -6,18 +6,24 @@ there.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
+import os
 import random
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 
+from gradwire.files import lock_folder
 from gradwire.weights import Publisher, Subscriber
 from states import assert_same, state_of
+from store_processes import end_of, fork
 
 
 def version_in(local: Path) -> int:
@@ -58,6 +64,19 @@ def test_subscribers_at_different_versions_share_files(tmp_path: Path, seed: int
     assert in_files > 3
 
 
+def test_a_child_that_is_forked_meanwhile_holds_no_lock(tmp_path: Path) -> None:
+    """It has the handle, too: the next who wanted the files waited until the child ended."""
+    with lock_folder(tmp_path):
+        child = fork(lambda: time.sleep(60))
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(handle)
+        os.kill(child, signal.SIGKILL)
+        end_of(child)
+
+
 def follow(store: Path, local: Path, last: int, failures: Any) -> None:
     subscriber, model = Subscriber(store, local=local), dict[str, Any]()
     try:
@@ -81,8 +100,8 @@ def test_subscribers_race_for_files(tmp_path: Path, kind: str) -> None:
     runners = [make(target=follow, args=(store, local, last, failures)) for _ in range(3)]
     for runner in runners:
         runner.start()
-    for time in range(2, last + 1):
-        publisher.publish(state_of(time, 90_000))
+    for version in range(2, last + 1):
+        publisher.publish(state_of(version, 90_000))
     for runner in runners:
         runner.join(120)
         assert not runner.is_alive()
