@@ -64,6 +64,31 @@ def test_subscribers_at_different_versions_share_files(tmp_path: Path, seed: int
     assert in_files > 3
 
 
+@pytest.mark.parametrize("with_model", [False, True])
+def test_files_are_known_by_their_marker_and_not_by_times_alone(
+    tmp_path: Path, with_model: bool
+) -> None:
+    """Clocks are coarse, and files in memory that are mapped keep their times: a delta was written
+    twice."""
+    store, local = tmp_path / "store", tmp_path / "local"
+    publisher = Publisher(store)
+    publisher.publish(state_of(1))
+    one, other = subscribers = [Subscriber(store, local=local) for _ in range(2)]
+    models: list[Any] = [{} if with_model else None for _ in subscribers]
+    for subscriber, model in zip(subscribers, models, strict=True):
+        subscriber.fetch()
+        subscriber.apply_(model)
+    publisher.publish(state_of(2))
+    for subscriber in subscribers:
+        subscriber.fetch()
+    file = local / "model.safetensors"
+    before = file.stat()
+    one.apply_(models[0])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert other.apply_(models[1]).version == 2
+    assert version_in(local) == 2
+
+
 def test_a_child_that_is_forked_meanwhile_holds_no_lock(tmp_path: Path) -> None:
     """It has the handle, too: the next who wanted the files waited until the child ended."""
     with lock_folder(tmp_path):

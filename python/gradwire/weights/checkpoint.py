@@ -220,9 +220,11 @@ class Checkpoint:
         return sorted(self._path.glob(f"*{_SUFFIX}"))
 
     def _looks(self) -> list[tuple[object, ...]]:
-        """What changes with the files."""
+        """What changes with the files. The marker tells more than times: clocks are coarse, and
+        what is written to mapped memory need not change a file's time."""
         found = [(file, file.stat()) for file in self._files()]
-        return [(file, one.st_ino, one.st_size, one.st_mtime_ns) for file, one in found]
+        looks = [(file, one.st_ino, one.st_size, one.st_mtime_ns) for file, one in found]
+        return [(self._marker.read_bytes() if self._marker.exists() else b"",), *looks]
 
     def _read_marker(self) -> int | None:
         if not self._files():
