@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import safetensors.torch
 import torch
 
 from cli_runner import run
+from gradwire.files import OutputFile
 from gradwire.weights import Publisher, Subscriber, WeightsError, update
 from states import assert_same, bits, state_of
 
@@ -64,6 +66,25 @@ def test_who_stops_a_patch_is_told_what_is_there(
     stopped = run("patch", old, tmp_path / "d")
     assert stopped.code == 130
     assert f"gradwire: {old} is neither the old checkpoint nor the new one now" in stopped.err
+
+
+def test_a_patch_that_never_began_leaves_the_checkpoint_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk there is no room for the marker, and it said to copy the checkpoint anew."""
+    old, new = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(OutputFile, "write", write)
+    stopped = run("patch", old, tmp_path / "d")
+    assert (stopped.code, stopped.out) == (1, "")
+    assert stopped.err.startswith("gradwire: error: ")
+    assert stopped.err.endswith(": No space left on device\n")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_the_result_can_be_another_file(tmp_path: Path) -> None:

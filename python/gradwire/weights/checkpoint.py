@@ -239,10 +239,10 @@ class Checkpoint:
         return version if type(version) is int else None
 
     def _mark(self, version: int | None) -> None:
-        self.version = version
         with replace_file(self._marker, durable=True) as file:
             found = {"version": version, "files": sorted(self._own)}
             file.write(json.dumps(found).encode() + b"\n")
+        self.version = version
 
 
 def _make(name: str, dtype: str, shape: tuple[int, ...]) -> View:
