@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, prune
+from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, fold, prune
 from gradwire.weights.folder import MemoryFolder
 from states import assert_same, state_of
 
@@ -61,6 +62,54 @@ def test_an_anchor_under_way_is_not_pruned(ranks: int) -> None:
     subscriber.fetch()
     subscriber.apply_(target)
     assert_same(target, state_of(4))
+
+
+def test_a_folded_delta_under_way_is_not_pruned() -> None:
+    """Its part was removed before its manifest came. Receivers waited for it, and no fold made it
+    anew."""
+    store = publish_until(6)
+    state, removed = state_of(3), list[str]()
+
+    def tidy(name: str) -> None:
+        if name.startswith("v000006.from.") and name.endswith(".safetensors"):
+            removed.extend(prune(store, 4))
+
+    store.written = tidy
+    fold(store, 3, 6)
+    assert "v000001.json" in removed
+    folded = {name for name in store.files if name.startswith("v000006.from.")}
+    assert len(folded) == 2
+    read: set[str] = set()
+    store.reading = read.add
+    subscriber = Subscriber(store, version=3)
+    subscriber.fetch()
+    assert folded <= read
+    subscriber.apply_(state)
+    assert_same(state, state_of(6))
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "stays"),
+    [
+        ("v000004.anchor.json.0123abcd", 4, True),
+        ("v000003.anchor.json.0123abcd", 4, False),
+        ("v000004.from.v000002.json.0123abcd", 2, True),
+        ("v000004.from.v000002.0123.0of1.safetensors.0123abcd", 2, True),
+        ("v000002.from.v000000.json.0123abcd", 1, False),
+        ("v000004.json.0123abcd", 4, False),
+        ("v000005.json.0123abcd", 4, True),
+    ],
+)
+def test_a_file_that_is_being_written_is_not_pruned(
+    tmp_path: Path, name: str, keep: int, stays: bool
+) -> None:
+    """What an anchor's manifest is called until it is whole was taken for a killed writer's."""
+    publisher = Publisher(tmp_path, anchor_every=3)
+    for time in range(1, 5):
+        publisher.publish(state_of(time))
+    (tmp_path / f".{name}").touch()
+    prune(tmp_path, keep)
+    assert (tmp_path / f".{name}").exists() == stays
 
 
 def test_threads_share_a_publisher() -> None:

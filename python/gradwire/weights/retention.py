@@ -43,7 +43,7 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
     way = opened.way_to(max(newest - keep + 1, 1), None)
     first = version_of(f"{way[0]}.json") if way else None
     removed = []
-    under_way = f"{label_of(newest, is_anchor=True)}."  # perhaps: it is written after the version
+    anchor = f"{label_of(newest, is_anchor=True)}."
     needed = set()
     before = opened.folder.names()  # what comes after this is under way, too
     # Manifests first: who has one finds its parts, or reads it again.
@@ -56,7 +56,11 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
             needed |= {name, *(part.name for part in manifest.parts)} if manifest else set()
     for name in sorted(set(before) - set(removed) - needed):
         version = version_of(name)
-        if version is not None and version <= newest and not name.startswith(under_way):
+        if version is None or version > newest:
+            continue
+        # What is written after its version is perhaps under way; a folded delta goes with that.
+        is_fold = ".from." in name and version >= (first or 0)
+        if not is_fold and not name.lstrip(".").startswith(anchor):
             removed.append(name)
             opened.folder.remove(name)
     return removed
