@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -56,6 +57,22 @@ def replace_file(target: Path, durable: bool = False) -> Iterator[OutputFile]:
                 yield from _replace(Path(os.path.realpath(target)), durable)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+
+
+def give_name(file: Path, target: Path) -> None:
+    """Renames a file, durably, where no other has that name; of two who do so at once, one gets the
+    FileExistsError. The file is gone then."""
+    try:
+        os.link(file, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, as FAT is, and much that is mounted from afar
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
+        file.replace(target)
+    finally:
+        file.unlink(missing_ok=True)
+    _sync_folder(target.parent)
 
 
 def write_text(target: Path, text: str) -> None:

@@ -13,6 +13,7 @@ import os
 import pickle  # pickle: to show that it is refused
 import random
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from gradwire.weights import (
     Subscriber,
     WeightsError,
 )
+from gradwire.weights.folder import LocalFolder
 from gradwire.weights.target import Target
 from states import assert_same, state_of
 from store_faults import damage
@@ -113,6 +115,42 @@ def test_a_full_disk_of_a_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     again.fetch()
     again.apply_()
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), {"x": torch.ones(2000)})
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_links_has_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As FAT is, and many that are mounted from afar: no version could be published."""
+
+    def link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    folder = LocalFolder(tmp_path / "folder")
+    folder.write("a", [b"1"], only_new=True)
+    with pytest.raises(FileExistsError):
+        folder.write("a", [b"2"], only_new=True)
+    assert (folder.read("a"), folder.names()) == (b"1", ["a"])
+    publish(tmp_path / "store", 1, 3)
+    assert reached(tmp_path / "store") == 3
+
+
+@pytest.mark.parametrize("only_new", [False, True])
+def test_a_name_is_on_the_disk_when_its_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_new: bool
+) -> None:
+    """A manifest had another name there."""
+    fsync, flushed = os.fsync, list[str]()
+
+    def flush(handle: int) -> None:
+        fsync(handle)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            flushed[:] = os.listdir(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    LocalFolder(tmp_path).write("a", [b"1"], only_new)
+    assert flushed == ["a"]
 
 
 def test_an_error_while_it_publishes_leaves_the_chain_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import missing
-from gradwire.files import replace_file
+from gradwire.files import give_name, replace_file
 from gradwire.weights.errors import WeightsError
 
 _FILE = re.compile("^file:(//|(?=/))")
@@ -102,10 +102,7 @@ class LocalFolder(Folder):
             for piece in pieces:
                 file.write(piece)
         if only_new:
-            try:
-                os.link(written, target)  # of two that do so at once, one gets an error
-            finally:
-                written.unlink()
+            give_name(written, target)
 
     def names(self) -> list[str]:
         return os.listdir(self._path) if self._path.is_dir() else []
