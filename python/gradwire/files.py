@@ -44,17 +44,18 @@ class OutputFile:
 def replace_file(target: Path, durable: bool = False) -> Iterator[OutputFile]:
     """A file to write, which takes the place of `target` after the block: whole or not at all.
 
-    A symbolic link stays, and the file that it names is replaced. A device or a pipe is written
-    to, as it is no file that could be replaced. An OSError names `target`. `durable`: when the
-    block is left, the file survives a crash of the machine, too.
+    A symbolic link stays, and the file that it names is replaced. A device, a pipe, and a stdout
+    whose file has no name are written to, as none of them could be replaced. An OSError names
+    `target`. `durable`: when the block is left, the file survives a crash of the machine, too.
     """
+    place = Path(os.path.realpath(target))
     try:
-        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+        if target.exists() and not place.is_file():
             with target.open("wb") as device:
                 yield OutputFile(device)
         else:
             with _terminating_late():
-                yield from _replace(Path(os.path.realpath(target)), durable)
+                yield from _replace(place, durable)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,6 +72,19 @@ def test_a_pipe_gets_the_file(tmp_path: Path) -> None:
         read, _ = reader.communicate(timeout=60)
     run("compress", path, "-c", "raw")
     assert read == (tmp_path / "x.npy.gw").read_bytes()
+
+
+def test_a_file_without_a_name_gets_the_file(tmp_path: Path) -> None:
+    """Such as the stdout that another program has opened: "x (deleted)" was written beside it."""
+    path = saved(tmp_path)
+    run("compress", path, "-c", "raw")
+    files = sorted(tmp_path.iterdir())
+    with tempfile.TemporaryFile(dir=tmp_path) as nameless:
+        command = ["compress", str(path), "-c", "raw", "-o", "/dev/stdout", "--force"]
+        subprocess.run([*IN_NO_SHELL, *command], stdout=nameless, check=True, timeout=60)
+        nameless.seek(0)
+        assert nameless.read() == Path(f"{path}.gw").read_bytes()
+    assert sorted(tmp_path.iterdir()) == files
 
 
 def test_links_stay_and_need_force(tmp_path: Path) -> None:
