@@ -196,6 +196,22 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in (old, new, delta)] == before
 
 
+def test_no_file_is_put_among_those_of_an_input(tmp_path: Path) -> None:
+    """A folder with it was no checkpoint: it had each tensor twice, or deltas as tensors."""
+    old, new = save(tmp_path / "old", 1, True), save(tmp_path / "new", 2, True)
+    assert run("delta", old, new, "-o", tmp_path / "d").code == 0
+    for given in (
+        *(("delta", old, new, "-o", folder / "d.safetensors") for folder in (old, new)),
+        ("patch", old, tmp_path / "d", "-o", old / "model.safetensors"),
+    ):
+        found = run(*given)
+        assert found.code == 1
+        assert f"{given[-1]} would be one of the files of {given[-1].parent}, an input" in found.err
+    assert run("delta", old, new, "-o", old / "to_new.delta").code == 0
+    assert run("patch", old, old / "to_new.delta").code == 0
+    assert_same(load(old), state_of(2))
+
+
 # The result is the new file, byte by byte ------------------------------------------------------
 
 

@@ -178,8 +178,8 @@ class Outputs:
         """Returns the file to write for `source`, called `name` unless the user named it.
 
         Raises UserError if the directory does not exist, if the file is an input (`source` or one
-        of `others`), if it or a symbolic link exists and is not to be overwritten, or if another
-        input already claimed it.
+        of `others`) or would be one of the tensors' files in an input, if it or a symbolic link
+        exists and is not to be overwritten, or if another input already claimed it.
         """
         if self._output is None:
             target = source.with_name(name)
@@ -194,8 +194,14 @@ class Outputs:
         if not target.parent.is_dir():
             raise UserError(f"{target.parent}: no such directory")
         place = Path(os.path.realpath(target))
-        if any(place == Path(os.path.realpath(one)) for one in (source, *others)):
+        inputs = {Path(os.path.realpath(one)) for one in (source, *others)}
+        if place in inputs:
             raise UserError(f"{target} is an input, and is not overwritten: name another file")
+        if place.parent in inputs and place.suffix == ".safetensors":
+            raise UserError(
+                f"{target} would be one of the files of {target.parent}, an input: name another "
+                "folder"
+            )
         other = self._sources.setdefault(place, source)
         if other is not source:
             raise UserError(f"{other} and {source} would both be written to {target}")
