@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -97,6 +98,16 @@ def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(comman
         said = " ".join(result.err.replace("│", " ").split())
         assert "it is given 2 times and takes one value" in said, option
         assert option in said
+
+
+def test_numbers_of_threads_that_cannot_be_are_usage_errors() -> None:
+    """One beyond 32 bits ended in a traceback."""
+    options = {name: [one.opts[0] for one in make_command(name).params] for name in list_commands()}
+    commands = [name for name in options if "--threads" in options[name]]
+    assert {"compress", "fold", "bench", "train"} <= set(commands)
+    for command, threads in itertools.product(commands, [-1, 0, 257, 2**40]):
+        result = run(command, "--threads", threads)
+        assert (result.code, "--threads" in result.err) == (2, True), (command, threads)
 
 
 @pytest.mark.parametrize(

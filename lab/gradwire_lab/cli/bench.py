@@ -68,7 +68,7 @@ def bench(
     operation: Annotated[list[str] | None, Option(help=_OPERATION_HELP)] = None,
     target: Annotated[list[str] | None, Option(help=_TARGET_HELP)] = None,
     threads: Annotated[
-        list[int] | None, Option(min=1, help="Thread count (repeatable). Default: 1, 2.")
+        list[int] | None, Option(min=1, max=256, help="Thread count (repeatable). Default: 1, 2.")
     ] = None,
     data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
     deltas: Annotated[bool, Option("--deltas", help=_DELTAS_HELP)] = False,

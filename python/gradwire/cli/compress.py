@@ -20,6 +20,7 @@ from gradwire.cli.output import (
     JsonOption,
     OutputOption,
     Outputs,
+    ThreadsOption,
     check_codec,
     complete_codec,
     errors_name,
@@ -53,7 +54,7 @@ def compress(
     codec: Annotated[str, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)],
     output: OutputOption = None,
     plain: Annotated[list[str] | None, Option(metavar="PATTERN", help=_PLAIN_HELP)] = None,
-    threads: Annotated[int, Option(min=1, help="Threads; the bytes do not depend on it.")] = 1,
+    threads: ThreadsOption = 1,
     force: ForceOption = False,
     verbose: Annotated[
         bool, Option("--verbose", "-v", help="Report each tensor, not only each file.")

@@ -15,6 +15,7 @@ from gradwire.cli.output import (
     JsonOption,
     OutputOption,
     Outputs,
+    ThreadsOption,
     errors_name,
     human_bytes,
     print_json,
@@ -40,7 +41,7 @@ def decompress(
         list[Path], Argument(metavar="FILE", help="Files written by `gradwire compress`.")
     ],
     output: OutputOption = None,
-    threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
+    threads: ThreadsOption = 1,
     max_values: Annotated[
         int | None, Option(min=1, help=_MAX_VALUES_HELP, show_default=False)
     ] = None,

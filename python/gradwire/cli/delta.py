@@ -11,6 +11,7 @@ from gradwire.cli.output import (
     ForceOption,
     JsonOption,
     Outputs,
+    ThreadsOption,
     errors_name,
     human_bytes,
     print_json,
@@ -26,7 +27,6 @@ from gradwire.weights.tensors import View
 from gradwire.weights.update import Update, write_update
 
 CHECKPOINT_HELP = "A .safetensors file, or a folder of such files."
-ThreadsOption = Annotated[int, Option(min=1, help="Threads; the bytes do not depend on it.")]
 
 
 def delta(

@@ -7,8 +7,7 @@ from typing import Annotated
 from typer import Argument
 
 from gradwire import weights
-from gradwire.cli.delta import ThreadsOption
-from gradwire.cli.output import JsonOption, human_bytes, print_json, say, track
+from gradwire.cli.output import JsonOption, ThreadsOption, human_bytes, print_json, say, track
 
 _STORE_HELP = "The folder or prefix to which a gradwire.weights.Publisher publishes."
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
+ThreadsOption = Annotated[
+    int, typer.Option(min=1, max=256, help="Threads; the bytes do not depend on it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 
 # Wide enough for every table; a pipe or a file has no width of its own.

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from gradwire.cli.delta import CHECKPOINT_HELP, ThreadsOption, read_views
+from gradwire.cli.delta import CHECKPOINT_HELP, read_views
 from gradwire.cli.output import (
     ForceOption,
     JsonOption,
     Outputs,
+    ThreadsOption,
     errors_name,
     print_json,
     report_beside,
