@@ -176,3 +176,12 @@ def test_values_that_are_refused_name_the_client(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{client}: .*({said})"):
         ask(flower, Record(plain(MODEL) | {"b": array}))
+
+
+def test_arrays_that_answer_a_message_without_a_model_pass(flower: Any) -> None:
+    """As a client's first parameters do, for which the server asks by a message without arrays."""
+    question = Message(Record())
+    question.content.clear()
+    (answer,) = flower.CompressedGrid(Clients(plain(MODEL))).send_and_receive([question])
+    for name, values in MODEL.items():
+        np.testing.assert_array_equal(answer.content["arrays"][name].numpy(), values)

@@ -194,9 +194,8 @@ class CompressedGrid(Grid):
         self._rounds += 1
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
-            name = _name_of_arrays(reply)
-            if name is not None:
-                model = models[reply.metadata.src_node_id]
+            name, model = _name_of_arrays(reply), models.get(reply.metadata.src_node_id)
+            if name is not None and model is not None:
                 client = f"client {reply.metadata.src_node_id}"
                 update = _decode_like(model, reply.content[name], client)
                 require_finite(update, client)
