@@ -155,6 +155,19 @@ def test_a_message_holds_a_container_and_is_compressed_once(nvflare: Any) -> Non
     assert ends.to[0].process_dxo(packed, packed, ends.server) is None, "for the next client"
 
 
+def test_clients_of_one_filter_keep_their_residuals(nvflare: Any) -> None:
+    """Each lost its own when another sent a change."""
+    ends = Ends(nvflare, *CODECS)
+    other = Context("site-2", Context("server"))
+    seen = np.zeros_like(MODEL["w"])
+    for _ in range(5):
+        ends.send(MODEL)
+        ends.pack(ends.back[0], change(), "WEIGHT_DIFF", other)
+        seen += ends.answer(change())["w"]
+    residual = ends.back[0]._residuals["client site-1", "w"].reshape(40, 50)
+    np.testing.assert_allclose(seen + residual, 5 * change()["w"], atol=1e-4)
+
+
 def test_a_training_by_whole_models(nvflare: Any) -> None:
     ends = Ends(nvflare)
     ends.send(MODEL)

@@ -158,8 +158,7 @@ class CompressFilter(_Filter):
                 kept[place] = residual
         metadata = {"torch": "1"} if any(is_torch(view.values) for view in views.values()) else {}
         packed = b"".join(container.serialize(TensorFile("safetensors", tuple(tensors), metadata)))
-        if kept:
-            self._residuals = kept
+        self._residuals |= kept  # those of other clients stay
         self._steps[client] = step + 1
         return packed
 
