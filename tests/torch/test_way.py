@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def resume_otherwise(folder: Path, first: dict[str, Any], then: dict[str, Any]) 
     except ValueError as error:
         return str(error)
     return ""
+
+
+def resume_from_a_part(folder: Path, size: int) -> str:
+    """What is said of a file that was not copied whole."""
+    way, _ = start()
+    way.save(folder)
+    os.truncate(way.file_of(folder), size)
+    with pytest.raises(ValueError, match=r"gradwire_\d\.pt: ") as caught:
+        way.restore([folder])
+    return str(caught.value)
 
 
 def attach_twice(first: dict[str, Any], then: dict[str, Any]) -> str:
@@ -93,6 +104,16 @@ def test_a_state_of_another_way_is_named_with_what_to_do(
     for rank, message in enumerate(cluster.run(2, resume_otherwise, tmp_path, first, then)):
         assert message.startswith(f"{tmp_path}/gradwire_{rank}.pt: ")
         assert said in message
+        assert message.endswith(
+            "Remove this file of every rank to go on from the checkpoint without residuals"
+        )
+
+
+@pytest.mark.parametrize("size", [0, 500])
+def test_a_file_that_was_cut_is_named(cluster: Cluster, tmp_path: Path, size: int) -> None:
+    """PyTorch's error names no file."""
+    for rank, message in enumerate(cluster.run(2, resume_from_a_part, tmp_path, size)):
+        assert message.startswith(f"{tmp_path}/gradwire_{rank}.pt: it cannot be read: ")
         assert message.endswith(
             "Remove this file of every rank to go on from the checkpoint without residuals"
         )

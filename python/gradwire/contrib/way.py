@@ -189,16 +189,17 @@ class Way:
         world size, codec or way.
         """
         files = [self.file_of(checkpoint) for checkpoint in checkpoints]
-        for file in files:
-            if file.exists() and (saved := _read(file))["model"] == self._checksums():
-                try:
+        for file in filter(Path.exists, files):
+            try:
+                saved = _read(file)
+                if saved["model"] == self._checksums():
                     self._load(saved)
-                except ValueError as error:
-                    raise ValueError(
-                        f"{file}: {error}. Remove this file of every rank to go on from the "
-                        "checkpoint without residuals"
-                    ) from error
-                return
+                    return
+            except ValueError as error:
+                raise ValueError(
+                    f"{file}: {error}. Remove this file of every rank to go on from the "
+                    "checkpoint without residuals"
+                ) from error
         warnings.warn(
             f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}: the "
             f"training goes on without residuals{remedy}",
@@ -246,4 +247,8 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def _read(file: Path) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True)
+    """Raises ValueError for a file that is not whole."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
