@@ -95,6 +95,17 @@ def test_tensors_that_vanish_from_a_version_vanish(tmp_path: Path) -> None:
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
 
 
+def test_versions_without_tensors_have_a_file_without_tensors(tmp_path: Path) -> None:
+    """There was an error of JSON."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    publisher = Publisher(store)
+    for state in ({}, {"x": torch.ones(3)}, {}, {"x": torch.ones(0, 3)}, {}):
+        publisher.publish(state)
+        follow(store, local)
+        assert_same(safetensors.torch.load_file(local / "model.safetensors"), state)
+        assert Subscriber(store, local=local).fetch() is None
+
+
 @pytest.mark.parametrize("what", [b"", b"{}", b'{"version": 1}', b'{"version": 1, "files": 3}'])
 def test_a_marker_that_says_too_little_is_not_believed(tmp_path: Path, what: bytes) -> None:
     local, store = tmp_path / "local", tmp_path / "store"

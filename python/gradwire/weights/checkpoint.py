@@ -110,7 +110,8 @@ class Checkpoint:
         tensors = [Tensor(name, view.dtype, view.shape, b"") for name, view in views.items()]
         described = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
         own = parse_head(self._head) if self._head else []
-        if {tensor.name: (tensor.dtype, tensor.shape) for tensor in own} == described:
+        is_own = {tensor.name: (tensor.dtype, tensor.shape) for tensor in own} == described
+        if self._head and is_own:
             return self._head
         return header_of(order_in_file(tensors), self._metadata)
 
