@@ -87,6 +87,27 @@ def test_a_file_without_a_name_gets_the_file(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == files
 
 
+@pytest.mark.parametrize("closed", [[1], [0, 1, 2]])
+def test_a_command_needs_no_open_streams(tmp_path: Path, closed: list[int]) -> None:
+    """Without a stdout it wrote the file, and said "Bad file descriptor" and 1."""
+    path, again = saved(tmp_path), tmp_path / "y.npy"
+
+    def close() -> None:
+        for one in closed:
+            os.close(one)
+
+    for given in (f"compress {path} -c raw", f"decompress {path}.gw -o {again}"):
+        ended = subprocess.run(
+            [*IN_NO_SHELL, *given.split()],
+            capture_output=True,
+            timeout=60,
+            check=False,
+            preexec_fn=close,
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    assert again.read_bytes() == path.read_bytes()
+
+
 def test_links_stay_and_need_force(tmp_path: Path) -> None:
     path = saved(tmp_path)
     link, file = tmp_path / "link.gw", tmp_path / "file.gw"

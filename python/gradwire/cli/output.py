@@ -159,7 +159,8 @@ def errors_name(path: Path) -> Iterator[None]:
 
 def report_beside(target: Path) -> AbstractContextManager[object]:
     """What is printed in the block goes to stderr if `target` is stdout."""
-    if target.exists() and os.path.samestat(target.stat(), os.fstat(1)):
+    # Without a stdout, nothing is printed.
+    if sys.stdout and target.exists() and os.path.samestat(target.stat(), os.fstat(1)):
         return redirect_stdout(sys.stderr)
     return nullcontext()
 
