@@ -86,6 +86,41 @@ def test_ranks_of_one_process_follow() -> None:
     assert len({frozenset(files) for files in loopback.run(3, lambda _: follow(100, None))}) == 1
 
 
+@pytest.mark.parametrize("step", ["flush", "receive", "release"])
+@pytest.mark.parametrize("nth", [1, 3, 5])
+def test_a_receiver_that_is_interrupted_reads_no_answer_of_before(step: str, nth: int) -> None:
+    """It took each answer for that of the question before it, as damaged versions."""
+
+    def run(rank: int) -> None:
+        store = GroupFolder()
+        if rank == 0:
+            Publisher(store).publish(state_of(1))
+        dist.barrier()
+        if rank == 1:
+            left, call = [nth], getattr(store._wire, step)
+
+            def interrupt(*given: Any) -> Any:
+                found = call(*given)
+                left[0] -= 1
+                if not left[0]:
+                    raise KeyboardInterrupt
+                return found
+
+            subscriber, target = Subscriber(store), dict[str, Any]()
+            with mock.patch.object(store._wire, step, interrupt), pytest.raises(KeyboardInterrupt):
+                subscriber.fetch()
+            for _ in range(2):
+                with pytest.raises(WeightsError, match=r"is closed.* or by an interrupt"):
+                    subscriber.fetch()
+            assert subscriber.apply_(target).version is None
+        dist.barrier()
+        if rank == 0:
+            with pytest.raises(PeerLostError, match="rank 1 is gone"):
+                store.close()
+
+    loopback.run(2, run)
+
+
 def take_another_base() -> None:
     with GroupFolder() as store:
         rank, target = dist.get_rank(), dict[str, Any]()

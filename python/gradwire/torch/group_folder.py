@@ -212,7 +212,9 @@ class GroupFolder(Folder):
             if self._error is not None:
                 raise self._error
             if not self._end.alive:
-                raise WeightsError("this GroupFolder is closed")
+                raise WeightsError(
+                    "this GroupFolder is closed: by close(), or by an interrupt while it waited"
+                )
             try:
                 for piece in _cut(pieces):
                     self._wire.send(self._source, Kind.PUT, piece)
@@ -228,6 +230,9 @@ class GroupFolder(Folder):
                 raise self._error from lost
             except CommunicationError as error:
                 self._error = error
+                raise
+            except BaseException:  # an interrupt: the next question would get this one's answer
+                self._end()
                 raise
         if answer.part == Answer.NOT_FOUND:
             raise FileNotFoundError(f"{self.place}: {arguments[0]}")
