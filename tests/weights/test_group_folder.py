@@ -121,6 +121,37 @@ def test_a_receiver_that_is_interrupted_reads_no_answer_of_before(step: str, nth
     loopback.run(2, run)
 
 
+def test_an_error_of_the_store_that_keeps_the_versions_reaches_who_asked() -> None:
+    """Those of fsspec's packages are of many kinds, and the receiver waited for its answer."""
+
+    class Cloud(MemoryFolder):
+        fails = False
+
+        def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+            if self.fails:
+                raise RuntimeError("503, try again")
+            return super().read(name, begin, end)
+
+    cloud = Cloud()
+
+    def run(rank: int) -> None:
+        with GroupFolder(store=cloud) as store:
+            if rank == 0:
+                Publisher(store).publish(state_of(1))
+            dist.barrier()
+            if rank == 1:
+                subscriber, target = Subscriber(store), dict[str, Any]()
+                cloud.fails = True
+                with pytest.raises(OSError, match="rank 0: 503, try again"):
+                    subscriber.fetch()
+                cloud.fails = False
+                subscriber.fetch()
+                subscriber.apply_(target)
+                assert_same(target, state_of(1))
+
+    loopback.run(2, run)
+
+
 def take_another_base() -> None:
     with GroupFolder() as store:
         rank, target = dist.get_rank(), dict[str, Any]()

@@ -178,21 +178,23 @@ class Keeper:
             part = Answer.NOT_FOUND
         except FileExistsError:
             part = Answer.IS_THERE
-        except OSError as error:
-            data, part = str(error).encode(), Answer.FAILED
+        except CommunicationError:  # no question that a receiver asks
+            raise
+        except Exception as error:  # of many kinds, where fsspec opens the folder
+            data, part = (str(error) or type(error).__name__).encode(), Answer.FAILED
         with link.sending:
             link.wire.flush(link.peer)  # it has the last answer, or it would not ask
             link.wire.send(link.peer, Kind.ANSWER, np.frombuffer(data, np.uint8), part)
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
         if os.path.basename(name) != name or not 0 <= begin <= end <= begin + PIECE_BYTES:
-            raise ValueError(f"it asks for {name!r}, {begin} to {end}")
+            raise CommunicationError(f"it asks for {name!r}, {begin} to {end}")
         return self.files.read(name, begin, end)
 
     def _write(self, link: Link, name: str, only_new: bool) -> None:
         pieces, link.pieces = link.pieces, []
         if os.path.basename(name) != name or not link.is_source:
-            raise ValueError(f"it writes {name!r}")
+            raise CommunicationError(f"it writes {name!r}")
         self.files.write(name, pieces, only_new)
 
 
