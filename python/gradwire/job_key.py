@@ -49,13 +49,7 @@ class JobKey:
                 text = Path(file).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"the job key in {source} can't be read: {error}") from error
-        key = (text or "").strip()
-        if len(key) < _LEAST_CHARACTERS:
-            raise ValueError(
-                f"{source} has {len(key)} characters, and a job key at least {_LEAST_CHARACTERS}: "
-                f"export {VARIABLE}=$(openssl rand -hex 32)"
-            )
-        return JobKey(key.encode())
+        return _checked((text or "").strip().encode(), source)
 
     @staticmethod
     def of_user() -> JobKey | None:
@@ -79,7 +73,7 @@ class JobKey:
                         f"{path}, which holds this user's key of jobs, may be used by others: take "
                         f"it away, or export {VARIABLE}"
                     )
-            return JobKey(file.read_bytes())
+            return _checked(file.read_bytes(), str(file))
         except (OSError, RuntimeError):  # no home, or one that can't be written
             return None
 
@@ -99,11 +93,22 @@ class JobKey:
         return hmac.compare_digest(tag, self.tag(*words))
 
 
+def _checked(key: bytes, source: str) -> JobKey:
+    if len(key) < _LEAST_CHARACTERS:
+        raise ValueError(
+            f"{source} has {len(key)} characters, and a job key at least {_LEAST_CHARACTERS}: "
+            f"export {VARIABLE}=$(openssl rand -hex 32)"
+        )
+    return JobKey(key)
+
+
 def _write_key(file: Path) -> None:
     """Makes the file, whole, unless another process has made it."""
     draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
         opened.write(secrets.token_hex(32))
+        opened.flush()
+        os.fsync(opened.fileno())  # or a crash of the machine may leave a file without a key
     try:
         with contextlib.suppress(FileExistsError):
             os.link(draft, file)

@@ -120,6 +120,9 @@ def test_a_user_has_a_key_of_his_own(configuration: Path) -> None:
             JobKey.of_user()
         path.chmod(before)
     assert JobKey.of_user() == keys[0]
+    file.write_text("")  # as after a crash of the machine: it was a key that anybody knows
+    with pytest.raises(ValueError, match=f"{file} has 0 characters, and a job key at least 32"):
+        JobKey.of_user()
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder")
