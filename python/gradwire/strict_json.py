@@ -12,14 +12,14 @@ _MOST_DIGITS = 19
 _LARGE = 10**_MOST_DIGITS
 # A parsed header takes up to 26 times its bytes. Headers of files with 30,000 tensors are smaller,
 # and those of larger files a small part of them.
-_HEADER_BYTES = 2**22
+HEADER_BYTES = 2**22
 _BYTES_PER_HEADER_BYTE = 16
 
 
-def most_header_bytes(file_bytes: int) -> int:
+def most_header_bytes(file_bytes: int, least: int = HEADER_BYTES) -> int:
     """The longest header that is parsed, in a file of this size: so memory is a small multiple of
-    the file's size."""
-    return _HEADER_BYTES + file_bytes // _BYTES_PER_HEADER_BYTE
+    the file's size. least: that of any file."""
+    return least + file_bytes // _BYTES_PER_HEADER_BYTE
 
 
 def parse_json(text: bytes, nesting: int) -> Any:

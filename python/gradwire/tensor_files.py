@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gradwire.container import RESERVED_NAME, Tensor, TensorFile
 from gradwire.errors import UserError
-from gradwire.strict_json import most_header_bytes, parse_json
+from gradwire.strict_json import HEADER_BYTES, most_header_bytes, parse_json
 from gradwire.tensor_dtypes import SAFETENSORS_BITS, Kind, bits_of, bytes_of
 
 _LENGTH_BYTES = 8
@@ -31,12 +31,15 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 _RANK = {dtype: rank for rank, dtype in enumerate(SAFETENSORS_BITS)}
 
 
-def read_safetensors(data: memoryview) -> tuple[list[Tensor], dict[str, str]]:
+def read_safetensors(
+    data: memoryview, header_bytes: int = HEADER_BYTES
+) -> tuple[list[Tensor], dict[str, str]]:
     """The tensors of a file, as views of `data` and in the order of their names, and its metadata.
 
-    Raises ValueError, which names the tensor.
+    header_bytes: how long its header may be, however small the file is. Raises ValueError, which
+    names the tensor.
     """
-    header, body = _read_header(data)
+    header, body = _read_header(data, header_bytes)
     metadata = _pop_metadata(header)
     read = (_read_entry(name, entry, body) for name, entry in header.items())
     placed = sorted(read, key=itemgetter(0, 1))
@@ -110,12 +113,12 @@ def header_of(tensors: Sequence[Tensor], metadata: dict[str, str]) -> bytes:
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header
 
 
-def _read_header(data: memoryview) -> tuple[dict[str, Any], memoryview]:
+def _read_header(data: memoryview, least: int) -> tuple[dict[str, Any], memoryview]:
     begin = _LENGTH_BYTES
     length = int.from_bytes(data[:begin], "little")
     if len(data) < begin or length > len(data) - begin:
         raise ValueError(f"it is cut off, or no such file: {len(data)} bytes end in the header")
-    most = min(_MOST_HEADER_BYTES, most_header_bytes(len(data)))
+    most = min(_MOST_HEADER_BYTES, most_header_bytes(len(data), least))
     if length > most:
         raise ValueError(
             f"its header has {length} bytes; of a file of {len(data)}, {most} are allowed"

@@ -29,6 +29,7 @@ from gradwire.weights import (
     prune,
     unflatten,
 )
+from gradwire.weights.folder import MemoryFolder
 from states import assert_same, bits, state_of
 
 DTYPES = (
@@ -290,6 +291,24 @@ def test_any_changed_or_missing_byte_is_found() -> None:
                 wanted = {name: new[name] for name in new if name in target}
                 assert_same({name: target[name] for name in wanted}, wanted)
     assert refused > 550
+
+
+def test_a_model_of_many_tensors_of_which_few_change_has_versions() -> None:
+    """A header that names 36,000 experts was too long for a file with little else."""
+    old = {f"{'x' * 10_000}{i}": np.zeros(1, np.float32) for i in range(500)}
+    new = old | {"y": np.ones(1, np.float32)}
+    delta = diff(old, new)
+    assert len(delta) > 2**22
+    store, target = MemoryFolder(), dict(old)
+    patch(target, delta)
+    assert target.keys() == new.keys()
+    publisher, target = Publisher(store, base=old), dict(old)
+    subscriber = Subscriber(store, version=0)
+    for state in (old, new):
+        publisher.publish(state)
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert target.keys() == state.keys()
 
 
 @pytest.mark.parametrize(

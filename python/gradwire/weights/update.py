@@ -30,6 +30,7 @@ _HEAD, _REMOVED = "gradwire.head", "gradwire.removed"  # of what leads from file
 Kind = Literal["full", "delta", "same", "tied"]
 Blob = bytes | bytearray | memoryview | Bytes
 _NESTING = 5  # of the JSON: an object, its tensors, one of them, its shape
+_HEADER_BYTES = 2**25  # of 70,000 tensors, of which few have changed
 _LENGTH_BYTES = 8  # before the header of a .safetensors file
 _HEX = 16  # digits of a digest: JSON numbers of 64 bits are not exact everywhere
 
@@ -227,7 +228,7 @@ def write_update(update: Update) -> Sequence[bytes | memoryview]:
     except ValueError as error:
         raise WeightsError(f"version {update.version}: {error}") from None
     pieces = [header, *(tensor.data for tensor in tensors)]
-    most = most_header_bytes(sum(map(len, pieces)))
+    most = most_header_bytes(sum(map(len, pieces)), _HEADER_BYTES)
     if len(header) > most:
         raise WeightsError(
             f"version {update.version}: the header would have {len(header)} bytes, {most} are "
@@ -240,7 +241,7 @@ def read_update(data: Blob, where: str) -> Update:
     """The update of a file whose every byte has been checked, but for what deltas make of their
     base. Raises DamagedVersionError, which begins with `where`."""
     try:
-        tensors, metadata = read_safetensors(memoryview(data).cast("B"))
+        tensors, metadata = read_safetensors(memoryview(data).cast("B"), _HEADER_BYTES)
         update = parse_description(metadata.get(METADATA, ""))
         update.head = _parse_head(metadata.get(_HEAD, ""), update)
         update.removed = parse_json(metadata.get(_REMOVED, "[]").encode(), 1)
