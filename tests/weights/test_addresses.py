@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from cli_runner import run
 from gradwire.weights import Publisher, Subscriber, WeightsError, fold, prune
@@ -59,8 +60,26 @@ def test_checkpoints_are_on_this_machine(
     assert not list(tmp_path.iterdir())
 
 
-def test_addresses_of_files_are_paths(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("host", "kind"), [("", str), ("", Path), ("localhost", str)])
+def test_addresses_of_files_are_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, kind: type
+) -> None:
+    monkeypatch.chdir(tmp_path)
     safetensors.torch.save_file(STATE, tmp_path / "base.safetensors")
-    publish(f"file://{tmp_path}/store", base=f"file://{tmp_path}/base.safetensors")
-    subscriber = Subscriber(Path(f"file://{tmp_path}/store"), local=tmp_path / "base.safetensors")
+    before = f"file://{host}{tmp_path}"
+    publish(f"{before}/store", base=f"{before}/base.safetensors")
+    subscriber = Subscriber(kind(f"{before}/store"), local=tmp_path / "base.safetensors")
     assert subscriber.fetch() is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.safetensors", "store"]
+
+
+@pytest.mark.parametrize("store", ["memory://", "memory:///", "memory://a/"])
+def test_the_root_of_an_address_is_no_folder_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    """A folder of the name "memory:" was made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    publish(store)
+    assert Subscriber(store).fetch() is not None
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from gradwire.errors import missing
 from gradwire.files import give_name, replace_file
 from gradwire.weights.errors import WeightsError
 
-_FILE = re.compile("^file:(//|(?=/))")
+_FILE = re.compile("^file:(//(localhost(?=/))?|(?=/))")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.:-]*[\w]:(?=/)")  # a single letter is a drive
 
 
@@ -150,7 +150,7 @@ class RemoteFolder(Folder):
     """A prefix that fsspec opens. Each file is put at once, as object stores do it whole."""
 
     def __init__(self, place: str) -> None:
-        self.place = place.rstrip("/")
+        self.place = re.sub("(?<=[^:/])/+$", "", place)
         try:
             from fsspec.core import url_to_fs
         except ImportError:
