@@ -12,7 +12,9 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from cli_runner import run
+from gradwire.contrib.sglang import WeightFolders
 from gradwire.weights import Publisher, Subscriber, WeightsError, fold, prune
+from states import assert_same
 
 STATE = {"x": torch.ones(3)}
 
@@ -83,3 +85,23 @@ def test_the_root_of_an_address_is_no_folder_here(
     publish(store)
     assert Subscriber(store).fetch() is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_path_stays_where_it_was_when_the_program_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver found no versions any more, and a publisher began anew in the other folder."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    safetensors.torch.save_file(STATE, "base.safetensors")
+    publisher = Publisher("store", base="base.safetensors")
+    subscriber = Subscriber("store", local="base.safetensors")
+    folders = WeightFolders("folders", "base.safetensors")
+    for number in (1, 2):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        state = {"x": torch.full((3,), float(number + 1))}
+        assert publisher.publish(state).version == folders.publish(state) == number
+        assert subscriber.fetch() is not None
+        assert subscriber.apply_().version == number
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert_same(safetensors.torch.load_file(tmp_path / "base.safetensors"), state)

@@ -69,7 +69,7 @@ def local_path(place: str | os.PathLike[str]) -> Path:
             f"there is given as a text, {whole!r}: a Path has one slash only"
         )
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser().absolute()  # the program may change its folder
     except RuntimeError:  # ~nobody-here/x
         raise WeightsError(
             f"{text}: no such home is known; write the whole path, or ./~name for a folder of that "

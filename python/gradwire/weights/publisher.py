@@ -17,7 +17,7 @@ from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
 from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
-from gradwire.weights.folder import Folder
+from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.manifest import Manifest, Writer, label_of
 from gradwire.weights.store import Store, wait_for
 from gradwire.weights.team import Team
@@ -106,7 +106,7 @@ class Publisher:
                 f"base {self._origin} is the store, whose files are no checkpoint: take another "
                 "folder for the store"
             )
-        self._base = base
+        self._base = local_path(base) if is_file else base
         if base is not None and not is_file:  # training may change it before the first version
             self._base = {key: copy_of(view) for key, view in views_of(base).items()}
         self._anchor_every = anchor_every
