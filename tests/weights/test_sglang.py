@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 import zstandard
 
 from gradwire.contrib.sglang import WeightFolders
+from gradwire.files import OutputFile
 from gradwire.weights import Shard, WeightsError
 from states import assert_same, state_of
 
@@ -97,3 +100,46 @@ def test_what_these_folders_cannot_say_is_refused(tmp_path: Path, base: Path) ->
         WeightFolders(tmp_path / "out", base)
     with pytest.raises(WeightsError, match=r"no \.safetensors files"):
         WeightFolders(tmp_path / "other", tmp_path / "nothing")
+
+
+def test_what_an_error_leaves_is_not_published(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines took the file of a version that had no index, though nothing had changed then."""
+    folders, write = WeightFolders(tmp_path / "out", base), OutputFile.write
+
+    def fill(self: OutputFile, data: bytes) -> int:
+        if b"base_version" in bytes(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputFile, "write", fill)
+        with pytest.raises(OSError, match="No space left"):
+            folders.publish(state_of(1))
+    local = tmp_path / "local.safetensors"
+    local.write_bytes((base / "model.safetensors").read_bytes())
+    for version, time in ((1, 0), (2, 5)):
+        assert folders.publish(state_of(time)) == version
+        pull(local, tmp_path / "out", version)
+        assert_same(safetensors.torch.load_file(local), state_of(time))
+
+
+def test_a_version_that_was_interrupted_is_not_written_twice(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next ones were made for tensors that no engine had."""
+    folders, write = WeightFolders(tmp_path / "out", base), WeightFolders._write
+    folders.publish(state_of(1))
+
+    def interrupt(*given: Any) -> None:
+        write(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WeightFolders, "_write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            folders.publish(state_of(2))
+    for _ in range(2):
+        with pytest.raises(WeightsError, match=r"weight_v000002 is there.*take an empty folder"):
+            folders.publish(state_of(3))

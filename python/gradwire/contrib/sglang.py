@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gradwire.container import Tensor
@@ -80,8 +81,15 @@ class WeightFolders:
 
         Raises:
             WeightsError: A tensor is not in the checkpoint, has another shape or dtype there, or is
-                in the checkpoint alone.
+                in the checkpoint alone; or an earlier call was interrupted when its version was
+                there.
         """
+        folder = self._path / f"weight_v{self.version + 1:06d}"
+        if (folder / _INDEX).exists():
+            raise WeightsError(
+                f"{folder} is there, of another writer or a call that was interrupted, and the "
+                "next version would not begin where it ends: take an empty folder"
+            )
         views = views_of(state, self._rename)
         require_fit(views.values(), self._dtype)
         tied = dict(tied_names(views))
@@ -96,7 +104,7 @@ class WeightFolders:
                 f"the state lacks {listed(absent)} of the checkpoint, of which the engines would "
                 "keep the old values: give all its tensors"
             )
-        version, tensors, checksums = self.version + 1, [], {}
+        tensors, checksums = [], {}
         for name, new in news.items():
             base = self._base[name].read()
             difference = new ^ base
@@ -104,11 +112,11 @@ class WeightFolders:
                 data = zstandard.ZstdCompressor(level=_LEVEL).compress(difference.data)
                 tensors.append(Tensor(name, "U8", (len(data),), memoryview(data)))
                 checksums[name] = f"{zlib.adler32(new.data):08x}"
-        self._write(version, order_in_file(tensors), checksums)
+        self._write(folder, order_in_file(tensors), checksums)
         for name in checksums:
             self._base[name].read()[:] = news[name]
-        self.version = version
-        return version
+        self.version += 1
+        return self.version
 
     def _checked(self, view: View) -> View:
         base = self._base.get(view.name)
@@ -122,9 +130,9 @@ class WeightFolders:
             )
         return view
 
-    def _write(self, version: int, tensors: list[Tensor], checksums: dict[str, str]) -> None:
-        folder = self._path / f"weight_v{version:06d}"
+    def _write(self, folder: Path, tensors: list[Tensor], checksums: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).unlink(missing_ok=True)  # of a call that ended in an error
         if tensors:
             with replace_file(folder / _FILE, durable=True) as file:
                 file.write(header_of(tensors, checksums))
@@ -132,8 +140,8 @@ class WeightFolders:
                     file.write(tensor.data)
         index = {
             "metadata": {
-                "version": f"{version:06d}",
-                "base_version": f"{version - 1:06d}",
+                "version": f"{self.version + 1:06d}",
+                "base_version": f"{self.version:06d}",
                 "delta_encoding": "xor",
                 "compression_format": "zstd",
                 "checksum_format": "adler32",
