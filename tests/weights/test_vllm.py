@@ -142,6 +142,31 @@ def test_after_a_failed_update_the_whole_model_is_loaded(tmp_path: Path) -> None
     assert_equal(served, model)
 
 
+@pytest.mark.parametrize("again", [2, 3])
+def test_after_patches_that_could_not_be_made_the_whole_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """The device had no memory for them. The copy was at the new version, and the model was taken
+    for it."""
+    model, served = Served(), Served()
+    publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)
+    for _ in range(3):
+        change(model)
+        publisher.publish(model)
+    update(engine, 1)
+
+    def fail(**_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(import_module(type(engine).__module__), "CheckpointWeightPatch", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            update(engine, 2)
+    assert update(engine, again) == ["begin", "end"]
+    assert update(engine, 3) == (["patches"] if again == 2 else [])
+    assert_equal(served, model)
+
+
 def test_another_shape_is_loaded_whole(tmp_path: Path) -> None:
     model, served = Served(), Served()
     publisher, engine = Publisher(tmp_path), make_engine(tmp_path, served)

@@ -119,10 +119,10 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
             is_sparse = not fetched.is_full and self._is_whole
             changes = list(self._subscriber.changes(self._copy)) if is_sparse else []
             before = _shapes(self._copy)
+            self._is_whole = False  # until the model has what the copy gets
             self._subscriber.apply_(self._copy)
             if is_sparse and _shapes(self._copy) == before:
                 patches = self._patches(changes)
-        self._is_whole = False
         absent = sorted(self._loaded - self._copy.keys())
         if absent:
             raise WeightsError(
