@@ -30,6 +30,7 @@ from gradwire.weights import (
     Publisher,
     Subscriber,
     WeightsError,
+    fold,
 )
 from gradwire.weights.folder import LocalFolder
 from gradwire.weights.target import Target
@@ -90,6 +91,22 @@ def test_a_missing_delta_is_named() -> None:
     with pytest.warns(RuntimeWarning, match=rf"a full one, as the newest.*{part} is missing"):
         publish(store, 5, 5, patience=0)
     assert reached(store) == 5
+
+
+def test_a_folded_delta_that_has_lost_its_part_is_made_anew() -> None:
+    """It was "there already", and receivers waited for its part at each fetch."""
+    store = FaultyFolder()
+    publish(store, 1, 5)
+    size = fold(store, 1, 5)
+    (part,) = [name for name in store.files if ".from." in name and not name.endswith(".json")]
+    del store.files[part]
+    assert fold(store, 1, 5) == size
+    with pytest.raises(WeightsError, match="is there already"):
+        fold(store, 1, 5)
+    subscriber, target = Subscriber(store, version=1), state_of(1)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(target, state_of(5))
 
 
 def test_a_full_disk_of_a_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
