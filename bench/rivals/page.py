@@ -154,7 +154,7 @@ def _rates(found: Measured) -> str:
         losses = {rate: f"{loss:.3f}" for rate, loss in tried.items()}
         losses[best(tried)] = f"**{losses[best(tried)]}**"
         rows.append([_named(way), *(losses.get(rate, "") for rate in columns)])
-    return table(("way", *(f"{rate:g}" for rate in columns)), rows)
+    return table(("way", *(f"{1e3 * rate:g}" for rate in columns)), rows)
 
 
 def _times(found: Measured, link: str) -> str:

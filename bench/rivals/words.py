@@ -33,9 +33,9 @@ SETTINGS = f"""## Settings
 
 RATES = f"""## Learning rates
 
-The loss after {STEPS} steps with seed 0. Each way began with DDP's rate, or, every {EVERY} steps
-with an outer optimizer, with that of gradwire's DiLoCo. Then half and twice the best one were
-tried, as long as the loss fell. All tables have the best one.
+The loss after {STEPS} steps with seed 0. Each way began with 0.003, or, every {EVERY} steps with
+an outer optimizer, with 0.001. Then half and twice the best rate were tried, as long as the loss
+fell. All tables have the best one. Rates are in thousandths.
 """
 
 ABOUT = f"""## How it was made
@@ -59,8 +59,8 @@ REFEREE = """## What a referee would still say
   and no outer rate. SparseLoCo's interval is the better one of 10 and 30 steps.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
-- **The lead in steps is not the codec's.** *compress* steps Adam on each worker's own gradient,
-  which needs fewer steps than DDP here without compression, too (*compress, raw*).
+- **The lower loss at the end is not the codec's.** *compress* steps Adam on each worker's own
+  gradient, which ends lower than DDP here without compression, too (*compress, raw*).
 - **Times are computed**, but for the whole runs above.
 - **Few seeds**, few steps behind each link, and each link was timed once.
 """
