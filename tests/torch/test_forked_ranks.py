@@ -14,7 +14,7 @@ import pytest
 from cluster import free_port
 
 HOOK = """
-import os, sys
+import gc, os, signal, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -47,11 +47,21 @@ def use():
         raise AssertionError("the child may use the parent's connections")
     assert state.explain(ValueError("an error")).args == ("an error",)
 
+def drop(close=False):
+    global ddp, state
+    signal.alarm(60)  # ends a child that waits for the parent's threads
+    if close:
+        state.close()
+    del ddp, state
+    gc.collect()
+
 step()
 fork(lambda: None)
 step()
 fork(use)
 fork(state.close)
+fork(drop)
+fork(lambda: drop(close=True))
 for _ in range(3):
     step()
 assert state.stats().steps == 5, state.stats().steps

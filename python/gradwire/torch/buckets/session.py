@@ -242,8 +242,6 @@ class Session:
 
     def _end(self) -> bool:
         """Returns whether the thread has ended."""
-        if self._connection.is_inherited:
-            return False  # a forked child has no such thread, and the parent still uses the rest
         closed = CommunicationError("it was closed, and can take no further step")
         stopped = self._thread.stop(_LEAVE_SECONDS)
         if not stopped:

@@ -80,8 +80,11 @@ class Connection:
         self._stop = stop
 
     def forget_owner(self) -> bool:
-        """Nothing is called when the owner is dropped. False: it has been called already."""
+        """Nothing is called when the owner is dropped. False: it has been called already, or is
+        another process's to call."""
         with self._finalizing:
+            if self.is_inherited:
+                return False
             return self._finalizer is None or self._finalizer.detach() is not None
 
     def check(self) -> None:

@@ -218,11 +218,22 @@ class Transport(ABC):
             )
 
 
+_inherited: list[Callable[[], object]] = []  # of `only_here`, in a child
+
+
 def only_here(call: Callable[[], object]) -> Callable[[], object]:
     """`call`, which does nothing in a child that is forked from this process: there the threads
-    are gone, and the connections are the parent's, whom any use of them would disturb."""
+    are gone, and the connections are the parent's, whom any use of them would disturb. A child
+    keeps what `call` knows, because Gloo's destructors would wait for the threads."""
     process = os.getpid()
-    return lambda: call() if os.getpid() == process else None
+
+    def run() -> None:
+        if os.getpid() == process:
+            call()
+        else:
+            _inherited.append(call)
+
+    return run
 
 
 def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
