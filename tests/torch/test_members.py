@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,8 +32,9 @@ from gradwire.torch.members.generations import (
     follow,
     found_training,
 )
-from gradwire.torch.members.heartbeat import Heartbeat
+from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.network.sealed_store import StoreAccess, StoreUnreachableError
+from gradwire.torch.network.transport import only_here
 from gradwire.torch.options import Members, grouped
 from member_jobs import (
     GATED,
@@ -341,6 +344,42 @@ def test_an_error_of_the_heartbeat_is_raised_as_itself() -> None:
         members.join()
     with pytest.raises(CommunicationError, match="no counter"):
         members.check()
+
+
+class Owner:
+    """In a cycle, which Python drops in whichever thread looks for cycles."""
+
+    def __init__(self, members: Generations) -> None:
+        self.itself = self
+        weakref.finalize(self, only_here(members.leave))
+
+
+@pytest.mark.parametrize("method", ["_beat", "_look"])
+def test_a_member_that_is_dropped_in_its_own_heartbeat_leaves(method: str) -> None:
+    """The thread waited for the lock of `_beat`, which it had, and no other could look for cycles
+    any more."""
+    members = Generations(
+        Members(on_lost="continue", store=HashStore(), ranks=1, lost_after=2.0), 20.0, "terms"
+    )
+    members.join()
+    heartbeat, original = members._beat, getattr(Heartbeat, method)
+
+    def collect(self: Heartbeat, *given: Any) -> Any:
+        gc.collect()
+        return original(self, *given)
+
+    gc.disable()
+    try:
+        Owner(members)
+        with mock.patch.object(Heartbeat, method, collect):
+            heartbeat._thread.join(20)
+        assert not heartbeat._thread.is_alive()
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():
+        if thread.name == "gradwire-end":
+            thread.join(20)
+    assert heartbeat._state is State.LEFT
 
 
 def test_an_error_of_a_call_of_the_store_is_raised_as_itself() -> None:

@@ -232,7 +232,9 @@ class Admission:
         return True
 
     def _begin(self, number: int) -> None:
-        thread = threading.Thread(target=self._connect, args=(number,), daemon=True)
+        thread = threading.Thread(
+            target=self._connect, args=(number,), name="gradwire-admit", daemon=True
+        )
         self._threads = [one for one in self._threads if one.is_alive()] + [thread]
         thread.start()
 

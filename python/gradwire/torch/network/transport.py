@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -218,20 +219,26 @@ class Transport(ABC):
             )
 
 
+_OWN_THREAD = re.compile("gradwire(?!-rank)")  # the name; a loopback's rank is the program's
 _inherited: list[Callable[[], object]] = []  # of `only_here`, in a child
 
 
 def only_here(call: Callable[[], object]) -> Callable[[], object]:
     """`call`, which does nothing in a child that is forked from this process: there the threads
     are gone, and the connections are the parent's, whom any use of them would disturb. A child
-    keeps what `call` knows, because Gloo's destructors would wait for the threads."""
+    keeps what `call` knows, because Gloo's destructors would wait for the threads.
+
+    Python drops what is in a cycle in any thread. In one of gradwire's own, a new thread runs
+    `call`, which would wait for that thread, or for a lock that it has."""
     process = os.getpid()
 
     def run() -> None:
-        if os.getpid() == process:
-            call()
-        else:
+        if os.getpid() != process:
             _inherited.append(call)
+        elif _OWN_THREAD.match(threading.current_thread().name):
+            threading.Thread(target=call, name="gradwire-end").start()
+        else:
+            call()
 
     return run
 
