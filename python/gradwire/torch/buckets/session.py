@@ -22,7 +22,7 @@ from gradwire.torch.buckets.session_threads import ComingBucket, JobsAtOnce, Ses
 from gradwire.torch.errors import CommunicationError, forget_frames
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import LiveScalars, scalars_of
-from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.connection import Connection, closed
 from gradwire.torch.network.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.network.meeting import Where
 from gradwire.torch.network.transport import ABORT_SECONDS, T, Transport
@@ -242,15 +242,14 @@ class Session:
 
     def _end(self) -> bool:
         """Returns whether the thread has ended."""
-        closed = CommunicationError("it was closed, and can take no further step")
         stopped = self._thread.stop(_LEAVE_SECONDS)
         if not stopped:
-            self._connection.abandon(closed)
+            self._connection.abandon(closed())
             stopped = self._thread.stop(ABORT_SECONDS)
         if stopped:
             self._connection.disconnect()
         if self._connection.error is None:
-            self._connection.error = closed
+            self._connection.error = closed()
         self._connection.board.warn_of_threads(stopped)
         return stopped
 

@@ -21,6 +21,7 @@ from gradwire.torch.members.membership import (
     Membership,
     reaching_store,
 )
+from gradwire.torch.network.connection import closed
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.sealed_store import read
 from gradwire.torch.network.transport import T
@@ -177,7 +178,7 @@ class Generations(Membership):
 
     def leave(self) -> bool:
         if self.error is None:
-            self.error = CommunicationError("it was closed, and can take no further step")
+            self.error = closed()
         return super().leave()
 
     def _latest(self) -> Roster | None:

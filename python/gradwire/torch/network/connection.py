@@ -26,6 +26,11 @@ _LOOK_SECONDS = 0.2  # between two looks whether a thread is alive
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b")
 
 
+def closed() -> CommunicationError:
+    """For who takes a step after the close."""
+    return CommunicationError("it was closed, and can take no further step")
+
+
 class Connection:
     """A transport that nobody else uses, and the error that ended it.
 
@@ -230,11 +235,15 @@ class CommunicationThread:
 
     def __init__(self, name: str = "gradwire") -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_ending = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
+        """Raises CommunicationError after `stop`, when nobody may run the job any more."""
         self._jobs.put(job)
+        if self._is_ending:  # looked at last: a job before the end of the queue is run
+            raise closed()
 
     def drain(self, seconds: float) -> bool:
         """Waits until every job submitted so far has run; False if that takes longer."""
@@ -251,6 +260,7 @@ class CommunicationThread:
 
     def stop(self, seconds: float) -> bool:
         """Ends after the jobs in the queue; False if they take longer than `seconds`."""
+        self._is_ending = True
         self._jobs.put(None)
         return join([self._thread], seconds)
 
