@@ -297,7 +297,7 @@ class Session:
         try:
             with self._connection.guard(doing), self.stage.after(mark):
                 result = work(self._connection.wire)
-        except Exception as error:
+        except BaseException as error:  # the wrapped optimizer's code may exit
             self._coming.clear()
             self._thread.drain_encoder(ABORT_SECONDS)  # whose bucket others may look at now
             if isinstance(error, CommunicationError):

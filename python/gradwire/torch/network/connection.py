@@ -246,7 +246,10 @@ class CommunicationThread:
             raise closed()
 
     def drain(self, seconds: float) -> bool:
-        """Waits until every job submitted so far has run; False if that takes longer."""
+        """Waits until every job submitted so far has run; False if that takes longer, or for ever,
+        as in a job."""
+        if threading.current_thread() is self._thread:
+            return False
         done = threading.Event()
         self._jobs.put(done.set)
         end = time.monotonic() + seconds
