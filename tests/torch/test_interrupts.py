@@ -2,18 +2,105 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.optim import SGD
 
 from cluster import Cluster
-from gradwire.torch import ShardedOptimizer
+from gradwire.torch import DiLoCo, ShardedOptimizer, loopback
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.network.connection import CommunicationThread
+from runs import said_by
 from training import loss_of, make_model
+from ways import build
+
+
+def interrupted(method: str, *objects: Any) -> contextlib.ExitStack:
+    """Inside, each call of this method of the objects is an interrupt."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(pytest.raises(KeyboardInterrupt))
+    for each in objects:
+        stack.enter_context(mock.patch.object(each, method, side_effect=KeyboardInterrupt))
+    return stack
+
+
+def go_on(name: str, settles: bool) -> str:
+    """What a rank is told in the step after one in which it was interrupted, when the result of the
+    exchange was there."""
+    training = build(name, make_model())
+    if training.way.servers:
+        training.optimizer.connect()
+        if training.source.is_server:
+            return said_by(training.optimizer.serve)
+
+    def step() -> None:
+        training.step(loss_of)
+
+    for _ in range(3):
+        step()
+    if training.way.servers:
+        middle = interrupted("step", training.inner)
+    else:
+        middle = interrupted("apply", *training.source._averaging.fragments)
+    with middle:
+        for _ in range(4):
+            training.settle() if settles else step()
+    return said_by(step)
+
+
+@pytest.mark.parametrize(
+    ("name", "settles"),
+    [
+        ("LocalSteps", False),
+        ("LocalSteps", True),
+        ("LocalSteps, DiLoCo", False),
+        ("LocalSteps, streaming", False),
+        ("LocalSteps, back to back", False),
+        ("servers, gradients", False),
+    ],
+)
+def test_no_step_goes_on_from_half_of_one(name: str, settles: bool) -> None:
+    """A rank went on from other anchors than the others, or from another replica, for good."""
+    ranks = 3 if "servers" in name else 2
+    assert "of rank 0 broke off" in loopback.run(ranks, lambda rank: go_on(name, settles))[0]
+
+
+def test_no_step_inside_diloco_goes_on_from_half_of_one() -> None:
+    def train(rank: int) -> None:
+        model = make_model()
+        inner = SGD(model.parameters(), lr=0.1)
+        with DiLoCo(model, inner, SGD(model.parameters(), lr=0.7), sync_every=1) as diloco:
+            (fragment,) = diloco.optimizer._averaging.fragments
+            broken = mock.patch.object(fragment, "apply", side_effect=KeyboardInterrupt)
+            with broken, pytest.raises(KeyboardInterrupt):
+                inner.step()
+            inner.step()
+
+    with pytest.raises(CommunicationError, match="step 0 of rank 0 broke off"):
+        loopback.run(2, train)
+
+
+def connect_again(rank: int) -> str:
+    training = build("servers", make_model())
+    if training.source.is_server:
+        return said_by(lambda: training.run(1, loss_of))
+    with interrupted("load_model", *training.source._side.parts.values()):
+        training.optimizer.connect()
+    return said_by(lambda: training.run(1, loss_of))
+
+
+def test_a_worker_that_has_half_of_the_model_takes_no_step() -> None:
+    """It took itself for connected, and trained what it had before."""
+    answers = loopback.run(2, connect_again)
+    assert "CommunicationError: connect() of rank 0 broke off" in answers[0]
+
+
+# In another thread than the program's --------------------------------------------------------
 
 
 def ask_for_state(optimizer: ShardedOptimizer) -> None:

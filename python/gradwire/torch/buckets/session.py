@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -91,6 +92,10 @@ class Session:
     def check(self) -> None:
         """Raises the session's error if it has ended: its thread would never come to new work."""
         self._connection.check()
+
+    def entire(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """As Connection.entire."""
+        return self._connection.entire(doing)
 
     def stats(self) -> Stats:
         return summarize(

@@ -120,6 +120,22 @@ class Connection:
                 raise
             raise error from raised
 
+    @contextlib.contextmanager
+    def entire(self, doing: str) -> Iterator[None]:
+        """What breaks off inside, such as by an interrupt, ends the connection: this rank would go
+        on without what the others have done. doing: for the error of the next step."""
+        try:
+            yield
+        except BaseException as broken:
+            self.abandon(
+                CommunicationError(
+                    f"{doing} of rank {self.name(self.rank)} broke off with a "
+                    f"{type(broken).__name__}, so that other ranks may have what this one lacks: "
+                    "go on from a checkpoint"
+                )
+            )
+            raise
+
     def find_lost(self, patience: float) -> Exception | None:
         """Ends the connection if a peer closed its own between two messages. Returns the error.
 

@@ -225,11 +225,12 @@ class LocalSteps(WrappingOptimizer):
         """
         averaging = self._averaging
         before = before or [[] for _ in averaging.fragments]
-        averaging.count_step(before, has_gradients=not not_finite)
-        self._left_out += not_finite
-        self._own_steps += 1
-        self._peers.run(averaging.exchange_due)
-        self._replica.shared.note_values()
+        with self._peers.session.entire(f"step {averaging.steps}"):
+            averaging.count_step(before, has_gradients=not not_finite)
+            self._left_out += not_finite
+            self._own_steps += 1
+            self._peers.run(averaging.exchange_due)
+            self._replica.shared.note_values()
         if averaging.arrived.step >= 0:
             self._log(averaging.steps - 1)
 
@@ -302,10 +303,11 @@ class LocalSteps(WrappingOptimizer):
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check()
-        if not self._rules.is_elastic:  # whose exchanges compare the steps
-            self._compare_steps()
-        self._peers.run(self._averaging.exchange_all)
-        self._replica.shared.note_values()
+        with self._peers.session.entire("synchronize()"):
+            if not self._rules.is_elastic:  # whose exchanges compare the steps
+                self._compare_steps()
+            self._peers.run(self._averaging.exchange_all)
+            self._replica.shared.note_values()
 
     def _compare_steps(self) -> None:
         """Raises PeerMismatchError unless all ranks have taken the same number of steps."""

@@ -138,7 +138,12 @@ class WorkerPart(Part[WorkerSide]):
 
     def fill_with_gradients(self, factor: float) -> None:
         """Copies the gradients, times `factor`, into the bucket. Raises TypeError for a sparse
-        gradient."""
+        gradient, and RuntimeError if `step_replica` broke off, such as by an interrupt."""
+        if self._averaged:
+            raise RuntimeError(
+                f"the last step of rank {self._rank} broke off, so that its replica lacks what "
+                "those of other workers have: go on from a checkpoint"
+            )
         for name, tensor, values, _ in self._places:
             copy_gradient(name, tensor, values)
         self._stage.bring(self._values, self._hosted)
@@ -188,7 +193,6 @@ class WorkerPart(Part[WorkerSide]):
         """Steps the tensors by the averages in the bucket, which become their gradients, as with
         DDP."""
         averaged, unused = self._averaged, self.unused_everywhere
-        self._averaged, self.unused_everywhere = [], set()
         places = [p for s in averaged for p in self._of_server[s] if p.name not in unused]
         with ordinary_tensors():
             for _, tensor, values, _ in places:
@@ -198,6 +202,7 @@ class WorkerPart(Part[WorkerSide]):
         if averaged:
             with _only(optimizer, places):
                 optimizer.step()
+        self._averaged, self.unused_everywhere = [], set()
 
     @ordinary_tensors()
     def load_model(self, server: int, message: Bytes) -> int:

@@ -221,10 +221,11 @@ class ServerOptimizer(WrappingOptimizer):
             self._link = ServerLink(where, patience, self._setup, self._side.state_text())
             self._link.drop_with(self)
         self._is_connected = True
-        if self.joined and isinstance(self._side, Working):
-            self._side.join(self._link)
-        else:
-            self._side.begin(self._link)
+        with self._link.entire("connect()"):
+            if self.joined and isinstance(self._side, Working):
+                self._side.join(self._link)
+            else:
+                self._side.begin(self._link)
         if self._barrier is not None:
             self._barrier.attach()
         if not self._settings.pulls_gradients:
