@@ -97,6 +97,23 @@ dist.destroy_process_group()
 sys.exit(7)
 """
 
+LEAVES_A_CLOSE = """
+import signal
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+optimizer = gradwire.torch.ShardedOptimizer(sgd, model)
+dist.barrier()
+optimizer._session.start(lambda wire: wire.receive(1 - rank, {}), "a step")
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)  # close() waits longer for the step
+try:
+    optimizer.close()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
 LEAVES_SERVERS = """
 optimizer = gradwire.torch.ServerOptimizer(sgd)
 optimizer.connect()
@@ -137,7 +154,11 @@ def test_a_groups_thread_ends_before_the_interpreter() -> None:
         assert "left []" in said
 
 
-@pytest.mark.parametrize("leaves", [LEAVES_IN_A_STEP, LEAVES_SERVERS], ids=["hook", "server"])
+@pytest.mark.parametrize(
+    "leaves",
+    [LEAVES_IN_A_STEP, LEAVES_A_CLOSE, LEAVES_SERVERS],
+    ids=["hook", "interrupted close", "server"],
+)
 def test_two_ranks_leave_without_close_and_wait_for_each_other(leaves: str) -> None:
     ranks = _start_two(TWO_RANKS + leaves)
     said = [rank.communicate(timeout=180) for rank in ranks]

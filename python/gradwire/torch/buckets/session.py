@@ -240,10 +240,11 @@ class Session:
         A wait for a peer is broken off after a second. A thread that does not end even then is
         named on stderr.
         """
-        if not self._connection.forget_owner():
-            return  # it is closed already
+        if self._connection.is_over:
+            return
         if self._end():
             self.runner.release()
+        self._connection.forget_owner()  # last: what an interrupt leaves is done at exit
 
     def _end(self) -> bool:
         """Returns whether the thread has ended."""

@@ -84,13 +84,20 @@ class Connection:
         self._finalizer = weakref.finalize(owner, only_here(finish))
         self._stop = stop
 
-    def forget_owner(self) -> bool:
-        """Nothing is called when the owner is dropped. False: it has been called already, or is
-        another process's to call."""
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be called any more when the owner is dropped, or only in another
+        process."""
+        if self.is_inherited:
+            return True
         with self._finalizing:
-            if self.is_inherited:
-                return False
-            return self._finalizer is None or self._finalizer.detach() is not None
+            return self._finalizer is not None and not self._finalizer.alive
+
+    def forget_owner(self) -> None:
+        """Nothing is called when the owner is dropped."""
+        with self._finalizing:
+            if self._finalizer is not None:
+                self._finalizer.detach()
 
     def check(self) -> None:
         """Raises the error that ended the connection, if one did."""
