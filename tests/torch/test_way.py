@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster import Cluster
 from gradwire.contrib.way import Way
+from gradwire.torch import loopback
 
 
 def start(**options: Any) -> tuple[Way, torch.nn.Module]:
@@ -68,6 +69,23 @@ def attach_twice(first: dict[str, Any], then: dict[str, Any]) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def train_without() -> tuple[str, bool]:
+    """What is said of options that can't be, and whether DDP still averages then."""
+    model = DistributedDataParallel(torch.nn.Linear(20, 20))
+    way = Way("test", "small", {"every": 2, "late_momentum": True})
+    try:
+        way.attach(model, torch.optim.SGD(model.parameters()))
+    except ValueError as error:
+        return str(error), model.require_backward_grad_sync
+    return "", False
+
+
+def test_a_way_that_is_refused_leaves_the_model_as_it_was() -> None:
+    for said, averages in loopback.run(2, lambda rank: train_without()):
+        assert said
+        assert averages
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ class Way:
         options = {**defaults, **self._options}
         plain = model if ddp is None else ddp.module
         if self.is_local:
-            if ddp is not None:  # which would average gradients, and buffers of the model
-                self.undo.enter_context(ddp.no_sync())
             self._exchange = self._local = optimizer = LocalSteps(optimizer, plain, **options)
             self.undo.callback(optimizer.close)
+            if ddp is not None:  # which would average gradients, and buffers of the model
+                self.undo.enter_context(ddp.no_sync())
         elif ddp is not None and all(own is not self._exchange for _, own in ddp._comm_hooks):
             require_unhooked(ddp, self._owner)
             self._exchange = GradwireState(model=ddp, optimizer=optimizer, **options)
