@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -140,6 +143,27 @@ def test_a_rank_that_fails_ends_all() -> None:
         loopback.run(3, fail)
     assert len(said) == 2
     assert all(isinstance(error, PeerLostError) and error.ranks == (1,) for error in said)
+
+
+def test_an_interrupt_ends_all_ranks() -> None:
+    """They went on in the background, and changed the caller's draws."""
+    taken, main = [0, 0], threading.main_thread().ident
+    assert main is not None
+
+    def train_on(rank: int) -> None:
+        training = build(SHARDED, Model())
+        while taken[rank] < 2000:
+            training.step(loss)
+            taken[rank] += 1
+            if taken == [2, 2]:
+                signal.pthread_kill(main, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        loopback.run(2, train_on)
+    before = list(taken)
+    time.sleep(0.1)
+    assert taken == before
+    assert max(taken) < 2000
 
 
 def test_ranks_that_wait_for_each_other_are_told() -> None:

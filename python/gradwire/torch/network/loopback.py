@@ -57,7 +57,7 @@ def run(world_size: int, function: Callable[[int], T]) -> list[T]:
     """Calls `function` with each rank from 0 to world_size - 1, and returns what it returned.
 
     Raises the first exception of a rank. Ranks that wait for one that has ended, or for each other
-    in a circle, get the errors of a lost peer.
+    in a circle, get the errors of a lost peer; after an interrupt, all that wait.
     """
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, group_here, devices=["cpu"])
@@ -89,9 +89,10 @@ class _Ranks:
         self.store = c10d.HashStore()
         self.channels: defaultdict[object, _Channels] = defaultdict(_Channels)
         self._ended: set[int] = set()
+        self._over = threading.Event()  # all have ended
         self._may_run = [threading.Semaphore(0) for _ in range(world_size)]
         self._until: list[Callable[[], object]] = [lambda: True] * world_size
-        self._is_stuck = False
+        self._is_stuck = self._is_interrupted = False
         self._draws = [torch.get_rng_state()] * world_size
 
     def run(self, function: Callable[[int], T]) -> list[T]:
@@ -119,15 +120,24 @@ class _Ranks:
         for thread in threads:
             thread.start()
         self._may_run[0].release()
+        try:
+            self._over.wait()
+        except BaseException:
+            self._is_interrupted = True
+            self._over.wait()
+            raise
+        finally:
+            torch.set_rng_state(before)
         for thread in threads:
             thread.join()
-        torch.set_rng_state(before)
         if errors:
             raise errors[0]
         return [results[rank] for rank in range(size)]
 
     def wait(self, until: Callable[[], object]) -> bool:
         """Lets other ranks run until `until()` holds. Returns False if it never will."""
+        if self._is_interrupted:
+            return False
         if until():
             return True
         if getattr(_here, "ranks", None) is not self:
@@ -146,6 +156,7 @@ class _Ranks:
         order = [(rank + step) % self.world_size for step in range(1, self.world_size + 1)]
         waiting = [other for other in order if other not in self._ended]
         if not waiting:
+            self._over.set()
             return
         ready = next((other for other in waiting if self._until[other]()), None)
         self._is_stuck = ready is None
