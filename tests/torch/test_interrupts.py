@@ -9,11 +9,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torch.optim import SGD
+from torch import nn
+from torch.optim import SGD, Optimizer
 
 from cluster import Cluster
-from gradwire.torch import DiLoCo, ShardedOptimizer, loopback
-from gradwire.torch.errors import CommunicationError
+from gradwire.torch import DiLoCo, LocalSteps, ServerOptimizer, ShardedOptimizer, loopback
+from gradwire.torch.errors import CommunicationError, PeerMismatchError
 from gradwire.torch.network.connection import CommunicationThread
 from runs import said_by
 from training import loss_of, make_model
@@ -98,6 +99,31 @@ def test_a_worker_that_has_half_of_the_model_takes_no_step() -> None:
     """It took itself for connected, and trained what it had before."""
     answers = loopback.run(2, connect_again)
     assert "CommunicationError: connect() of rank 0 broke off" in answers[0]
+
+
+MAKERS: dict[str, Callable[[nn.Module, Optimizer, str], object]] = {
+    "LocalSteps": lambda model, inner, codec: LocalSteps(inner, model, codec),
+    "DiLoCo": lambda model, inner, codec: DiLoCo(
+        model, inner, SGD(model.parameters(), lr=0.7), 1, codec=codec
+    ),
+    "ShardedOptimizer": lambda model, inner, codec: ShardedOptimizer(inner, model, codec),
+    "ServerOptimizer": lambda model, inner, codec: ServerOptimizer(inner, codec, servers=2),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_optimizer_that_could_not_be_wrapped_steps_alone(name: str) -> None:
+    """As long as the error was kept, such as in a notebook, it was refused."""
+
+    def step(rank: int) -> None:
+        model = make_model()
+        inner = SGD(model.parameters(), lr=0.1)
+        with pytest.raises((PeerMismatchError, ValueError)) as kept:
+            MAKERS[name](model, inner, ("raw", "int8")[rank])
+        inner.step()
+        assert kept.value
+
+    loopback.run(2, step)
 
 
 # In another thread than the program's --------------------------------------------------------

@@ -171,7 +171,6 @@ class LocalSteps(WrappingOptimizer):
         self._replica = replica = Replica("LocalSteps", optimizer, model, rules.complete(settings))
         rules.check_members(replica.shards, replica.settings)
         self._averaging = averaging = Averaging(replica, optimizer, rules)
-        super().__init__(optimizer)
         self.every = rules.schedule.every
         self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
@@ -185,6 +184,7 @@ class LocalSteps(WrappingOptimizer):
             self._peers = ElasticPeers(averaging, terms, members, execution.timeout)
         else:
             self._peers = Peers(averaging, terms)
+        super().__init__(optimizer)  # last: until then an error leaves it to the user
         replica.shared.watch_loads()
         replica.shared.note_values()
         late = rules.describe_late_changes(replica.settings.codec)

@@ -101,11 +101,12 @@ class Shard:
     parameters, whose gradients its zero_grad takes.
     """
 
-    def __init__(self, optimizer: Optimizer, own_use: OwnUse) -> None:
+    _own_use: OwnUse
+
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self.pieces: list[Piece] = []
-        self._own_use = own_use
         self._of_groups: list[list[Piece]] = []
         self._names: list[str] = []
         self._unused = Unused()
@@ -120,11 +121,13 @@ class Shard:
         layout: Layout,
         rank: int,
         world_size: int,
+        own_use: OwnUse,
     ) -> None:
         """Cuts the parameters into the pieces that `rank` owns in the layout.
 
-        replicas: of each parameter, see Piece.
+        replicas: of each parameter, see Piece. own_use: of the optimizer.
         """
+        self._own_use = own_use
         self._names = list(parameters)
         own = [segment for segment in layout.segments if segment["owner"] == rank]
         places = [(s["name"], s["tensor_offset"], s["numel"]) for s in own]

@@ -125,9 +125,8 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
                 "the model is sharded by fully_shard, so its optimizer steps shards already: "
                 "FullyShardComm compresses what FSDP2 sends"
             )
-        super().__init__(optimizer)
         self._replica = replica
-        self._shard = shard = Shard(optimizer, self._own_use)
+        self._shard = shard = Shard(optimizer)
         # `update` is the shard's: the session would keep this object alive through its own method.
         replica.settings = replace(replica.settings, update=shard.update)
         self._stage = stage_for(replica.device, execution.memory, takes_kernels=False)
@@ -143,7 +142,8 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         # Of 16-bit parameters, every rank keeps the values that are rounded to them.
         self._wide = [p if p.dtype == torch.float32 else wide_of(p) for p in replica.parameters]
         wide = dict(zip(replica.names, self._wide, strict=True))
-        shard.take(dict(replica.named), wide, layout, rank, world_size)
+        super().__init__(optimizer)  # last: until then an error leaves it to the user
+        shard.take(dict(replica.named), wide, layout, rank, world_size, self._own_use)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self._own_use.refuse_saving()
@@ -209,7 +209,8 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
 
     def _options_text(self) -> str:
         """The options of the groups, which all ranks must have alike."""
-        return self._options.of({type(self._optimizer).__name__: self._optimizer})
+        optimizer = self._shard.optimizer
+        return self._options.of({type(optimizer).__name__: optimizer})
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:

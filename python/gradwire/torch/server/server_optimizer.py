@@ -147,7 +147,6 @@ class ServerOptimizer(WrappingOptimizer):
             pulls=pulls,
             barrier=barrier,
         )
-        super().__init__(optimizer)
         if pulls == UPDATES:
             refuse_modes(optimizer, "ServerOptimizer")
         refuse_several_gradients(optimizer, "ServerOptimizer")
@@ -179,6 +178,7 @@ class ServerOptimizer(WrappingOptimizer):
             self._side = Working(self._plan, self.rank, optimizer)
             if model is not None and settings.is_tensorwise:
                 self._barrier = TensorBarrier(model, self._side)
+        super().__init__(optimizer)  # last: until then an error leaves it to the user
         self._is_connected = False
         self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
         self._steps = 0
