@@ -86,6 +86,18 @@ def test_no_step_inside_diloco_goes_on_from_half_of_one() -> None:
         loopback.run(2, train)
 
 
+def test_a_hook_of_the_wrapped_optimizer_saves_no_state_without_momentum() -> None:
+    """A training that went on from it had none any more."""
+
+    def step(rank: int) -> None:
+        training = build("LocalSteps, AdamW", make_model())
+        training.inner.register_step_post_hook(lambda *_: training.source.state_dict())
+        with pytest.raises(RuntimeError, match=r"call state_dict\(\) between two steps"):
+            training.step(loss_of)
+
+    loopback.run(2, step)
+
+
 def connect_again(rank: int) -> str:
     training = build("servers", make_model())
     if training.source.is_server:

@@ -67,7 +67,7 @@ def check_momentum(optimizer: Optimizer, agreed: Sequence[float]) -> None:
             "averaged changes, with the values that all ranks agreed on when it was made. If a "
             "scheduler sets it, give the scheduler cycle_momentum=False, as OneCycleLR and "
             "CyclicLR take it. late_momentum=False would help, too, but then no momentum smooths "
-            "the codec's error"
+            "the codec's error. (In a step it is 0: call state_dict() between two steps)"
         )
 
 

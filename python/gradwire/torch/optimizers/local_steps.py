@@ -381,8 +381,11 @@ class LocalSteps(WrappingOptimizer):
         """This rank's optimizer, the anchors, the outer optimizers, and residuals.
 
         Every rank saves its own state and its own parameters: they differ between two exchanges.
-        Waits for exchanges under way; their results are saved, too.
+        Waits for exchanges under way; their results are saved, too. Raises RuntimeError in a hook
+        of the wrapped optimizer, which has no momentum there.
         """
+        if self._averaging.betas:
+            check_momentum(self._optimizer, self._averaging.betas)
         own = self._averaging.state_dict()
         session = self._peers.session
         identity = self._replica.identity(session)
