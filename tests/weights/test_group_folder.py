@@ -180,6 +180,30 @@ def test_a_receiver_with_another_base_takes_a_full_version(ranks: Cluster) -> No
     ranks.run(2, take_another_base)
 
 
+def fork_and_read() -> None:
+    with GroupFolder(timeout=20.0) as store:
+        if dist.get_rank() == 0:
+            store.write("first", [b"1"])
+            store.write("second", [b"2"])
+        dist.barrier()
+        if dist.get_rank() == 1:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                said = said_by(lambda: store.read("second"))
+                store.close()
+                os._exit("a child that was forked" not in said)
+            assert os.waitpid(child, 0)[1] == 0
+            assert store.read("first") == b"1"
+        dist.barrier()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_asks_nothing(ranks: Cluster) -> None:
+    """Its parent got the answer, or none any more."""
+    ranks.run(2, fork_and_read)
+
+
 def repeat(call: Callable[[], Any]) -> None:
     """Until the system says that a process has ended."""
     for _ in range(100):

@@ -127,6 +127,7 @@ class GroupFolder(Folder):
         """names: of the wire's ranks, in the world; empty: this process has joined. keeper: None
         on all but the rank `source` of the wire, which has it."""
         self._wire, self._names, self._source = wire, names, source
+        self._process = os.getpid()
         self._asking = threading.Lock()
         self._error: CommunicationError | None = None
         self.place = self._who(source)
@@ -174,7 +175,7 @@ class GroupFolder(Folder):
             PeerLostError: A receiver has ended without close().
             PeerSilentError: A receiver has not closed its store within `timeout`.
         """
-        if not self._end.alive:
+        if not self._end.alive or os.getpid() != self._process:
             return
         try:
             if self._keeper is not None:
@@ -206,6 +207,11 @@ class GroupFolder(Folder):
         self, question: Question, *arguments: str | int, pieces: Iterable[bytes | memoryview] = ()
     ) -> bytes:
         """The answer to a question. pieces: of a file, which go before it."""
+        if os.getpid() != self._process:
+            raise CommunicationError(
+                f"this GroupFolder is of process {self._process}; this is process {os.getpid()}, a "
+                "child that was forked from it, which would take the answers to its questions"
+            )
         asked = np.frombuffer(json.dumps(arguments).encode(), np.uint8)
         limits = {Kind.ANSWER: max(PIECE_BYTES, TEXT_BYTES)}
         with self._asking:
