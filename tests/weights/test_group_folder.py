@@ -204,6 +204,24 @@ def test_a_forked_child_asks_nothing(ranks: Cluster) -> None:
     ranks.run(2, fork_and_read)
 
 
+def drop_in_a_child() -> None:
+    stores = [GroupFolder()]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        stores.clear()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    stores[0].close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_forked_child_may_drop_it(ranks: Cluster, world: int) -> None:
+    """It waited for the threads of its parent."""
+    ranks.run(world, drop_in_a_child)
+
+
 def repeat(call: Callable[[], Any]) -> None:
     """Until the system says that a process has ended."""
     for _ in range(100):

@@ -133,8 +133,7 @@ class GroupFolder(Folder):
         self.place = self._who(source)
         self._keeper = keeper
         self._may_write = False
-        end = partial(_disconnect, wire) if keeper is None else keeper.end
-        self._end = weakref.finalize(self, only_here(end))
+        self._end = weakref.finalize(self, only_here(partial(_disconnect, wire, keeper)))
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """On the rank that keeps the versions it tells once of each process that has ended without
@@ -296,6 +295,8 @@ def _cut(pieces: Iterable[bytes | memoryview]) -> Iterator[Bytes]:
             yield data[begin : begin + PIECE_BYTES]
 
 
-def _disconnect(wire: Transport) -> None:
+def _disconnect(wire: Transport, keeper: Keeper | None) -> None:
+    if keeper is not None:
+        keeper.end()
     wire.abort()
     wire.drop()
