@@ -20,6 +20,7 @@ from gradwire.torch import GroupFolder, group_folder, loopback
 from gradwire.torch.errors import PeerLostError, PeerSilentError
 from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, prune
 from gradwire.weights.folder import LocalFolder, MemoryFolder
+from runs import said_by
 from states import assert_same, state_of
 
 State = dict[str, Any]
