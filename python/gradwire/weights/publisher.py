@@ -255,8 +255,7 @@ class Publisher:
     def _settle(self) -> None:
         """Takes up the next version if it exists though publish() has ended in an error. Raises
         ConflictError if it is another publisher's."""
-        self._refuse_others(self._version + 1)
-        found = self._store.manifest(label_of(self._version + 1))
+        found = self._refuse_others(self._version + 1)
         if found is not None:
             self._version, self._token = self._version + 1, found.writer.token
             # The copies may be those of a later attempt.
@@ -380,11 +379,13 @@ class Publisher:
         elif found.writer.token != self._token:
             self._refuse(found)
 
-    def _refuse_others(self, version: int) -> None:
-        """Raises ConflictError if the version exists and is not this publisher's."""
+    def _refuse_others(self, version: int) -> Manifest | None:
+        """The manifest of this publisher's version; None: there is none. Raises ConflictError if it
+        is another one's."""
         found = self._store.manifest(label_of(version))
         if found is not None and found.writer.token != self._writer.token:
             self._refuse(found)
+        return found
 
     def _refuse(self, found: Manifest) -> NoReturn:
         raise ConflictError(
