@@ -100,9 +100,12 @@ def fold(
         opened.require(version)
     label, writer = label_of(last, first), Writer.here()
     there, whole = opened.manifest(label), opened.manifest(label_of(last))
-    parts = {part.name for part in there.parts} if there is not None else set()
-    is_whole = parts <= set(opened.folder.names())
-    if there is not None and whole is not None and there.leads_where(whole) and is_whole:
+    if (
+        there is not None
+        and whole is not None
+        and there.leads_where(whole)
+        and {part.name for part in there.parts} <= set(opened.folder.names())
+    ):
         raise WeightsError(f"{label} is there already")
     folded = opened.load(label_of(first + 1))
     for version in track(range(first + 2, last + 1)):
