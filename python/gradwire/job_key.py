@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradwire.files import give_name
+
 VARIABLE = "GRADWIRE_JOB_KEY"
 FILE_VARIABLE = "GRADWIRE_JOB_KEY_FILE"
 TAG_BYTES = 32
@@ -109,8 +111,5 @@ def _write_key(file: Path) -> None:
         opened.write(secrets.token_hex(32))
         opened.flush()
         os.fsync(opened.fileno())  # or a crash of the machine may leave a file without a key
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        draft.unlink()
+    with contextlib.suppress(FileExistsError):
+        give_name(draft, file)
