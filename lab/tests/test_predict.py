@@ -59,8 +59,11 @@ def test_the_prediction_is_that_of_the_simulation(
                 cost=lambda text: (2e-9, 1e-9) if text == codec else (0.0, 0.0),
             )
             end = max(simulated.seconds, profile.forward_seconds + profile.backward_seconds)
-            # Rings enter a machine at one rank, and the others send ahead to their neighbours.
-            within = 0.15 if exchange == "ring" and per_machine > 1 and latency == 0.1 else 0.06
+            # Rings enter a machine at one rank, and the others send ahead to their neighbours. The
+            # next bucket is encoded meanwhile, which matters where many ranks are decoded.
+            within = 0.06 if exchange == "broadcast" else 0.05
+            if exchange == "ring" and per_machine > 1 and latency == 0.1:
+                within = 0.15
             assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=within)
             if per_machine == 1 and exchange != "hierarchical":  # else ranks differ
                 assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
@@ -277,4 +280,4 @@ def test_a_burst_saves_what_it_saves_in_the_simulation(
                 ]
                 fourth = 4 * done[1] - 3 * done[0]  # the first finds full buckets
                 whole = max(fourth, profile.compute_seconds - profile.rest_seconds)
-                assert predicted.seconds == pytest.approx(whole + profile.rest_seconds, rel=0.12)
+                assert predicted.seconds == pytest.approx(whole + profile.rest_seconds, rel=0.1)

@@ -130,7 +130,7 @@ def predict(
         handling, stack = _transport(profile, cluster, cost, exchange)
         if not local and codec != DDP:
             handling += profile.transport.exchange_seconds
-        ahead = 0.0 if local or codec == DDP else _seconds_ahead(cluster, cost)
+        ahead = _seconds_ahead(cluster, cost) if exchange in HOOKED and not local else 0.0
         begin = max(bucket.ready, before, end - ahead)
         tokens.fill(between if local else max(0.0, begin - end))
         wire = _wire_seconds(cluster, cost, stack, tokens, coding + handling)
@@ -178,7 +178,7 @@ def _seconds_ahead(cluster: Cluster, cost: Cost) -> float:
         return min(network, cluster.local_seconds(cost.way_local_bytes))
     if not cost.ways:
         return 0.0
-    idle = (cost.ways - 1) * cluster.latency
+    idle = cluster.latency if cost.ways > 1 else 0.0
     return cluster.latency + min(idle, network / cost.ways)
 
 
