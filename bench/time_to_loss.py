@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 found = measure_cell(arguments, way, key)
             except SystemExit as error:  # the others go on
                 print(f"{key}: {error}", flush=True)
-                break
+                continue
             add({**key, "codec": way.codec, "settings": dict(way.settings), **found})
             print(
                 {**key, **{k: v for k, v in found.items() if not isinstance(v, list)}}, flush=True
@@ -87,12 +87,18 @@ def cells(arguments: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
     if arguments.what in ("link", "whole"):
         yield from ({"bandwidth": link} for link in arguments.bandwidth or LINKS)
         return
-    if not rates(read(), name):
+
+    def tried() -> dict[float, float]:
+        return rates(read(), name)
+
+    if not tried():
         yield {"rate": WAYS[name].first_rate, "seed": 0}
-    while arguments.what == "tune" and (rate := next_rate(rates(read(), name))) is not None:
+    while arguments.what == "tune" and tried() and (rate := next_rate(tried())) is not None:
         yield {"rate": rate, "seed": 0}
-    for seed in range(1, arguments.seeds):
-        yield {"rate": best(rates(read(), name)), "seed": seed}
+        if rate not in tried():  # it failed
+            return
+    if tried():
+        yield from ({"rate": best(tried()), "seed": seed} for seed in range(1, arguments.seeds))
 
 
 def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -> dict[str, Any]:
