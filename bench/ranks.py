@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from gradwire_lab.train import network
@@ -22,12 +24,14 @@ def run_ranks(
     per_machine: int = 1,
     latency: float = 0.0,
     python: str = sys.executable,
+    most_seconds: float | None = None,
 ) -> None:
     """Runs `python SCRIPT *arguments(rank)` for each rank, to its end; each calls `join` first.
 
     rate: bits a second of the links, each way; None: the ranks use the loopback. per_machine: so
     many consecutive ranks share a link, and a network namespace. latency: seconds that a packet
-    travels from link to link. Raises SystemExit if a rank fails.
+    travels from link to link. most_seconds: how long the ranks may take. Raises SystemExit if a
+    rank fails, or takes longer.
     """
     shaped = rate is not None
     environment = os.environ | {
@@ -50,9 +54,13 @@ def run_ranks(
             elif shaped:
                 command = network.in_own_namespace(command)
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, env=environment, pass_fds=inherited
+                command,
+                stdin=subprocess.PIPE,
+                env=environment,
+                pass_fds=inherited,
+                start_new_session=True,
             )
-            cleanup.callback(process.kill)
+            cleanup.callback(_kill_with_children, process)
             processes.append(process)
         if rate is not None:
             attach = cleanup.enter_context(network.shaped_network(rate, latency))
@@ -61,9 +69,20 @@ def run_ranks(
         for process in processes:
             assert process.stdin is not None
             process.stdin.close()  # go
-        codes = [process.wait() for process in processes]
+        until = None if most_seconds is None else time.monotonic() + most_seconds
+        try:
+            codes = [
+                process.wait(until and max(0.0, until - time.monotonic())) for process in processes
+            ]
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"the ranks took more than {most_seconds:g} s") from None
     if any(codes):
         raise SystemExit(f"the ranks ended with {codes}")
+
+
+def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:

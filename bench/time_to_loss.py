@@ -41,6 +41,7 @@ from rivals.ways import EVERY, LATENCY, LINKS, STEPS, WAYS, WORKERS, Way
 
 ROOT = Path(__file__).resolve().parent.parent
 _FIRST, _TIMED = 3, 6  # steps that are left out, and those that are timed
+_MOST_SECONDS = 900.0  # hivemind sometimes waits for ever behind links
 _PLAIN = 2  # steps that PowerSGD leaves to plain DDP at least
 
 
@@ -107,8 +108,8 @@ def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -
         return whole(run(way, way.train_settings(STEPS, EVERY, **own), None))
     rate = parse_bandwidth(key["bandwidth"])
     if key["kind"] == "whole":
-        own = way.train_settings(STEPS, EVERY) | {"until": arguments.until}
-        return whole(run(way, own, rate)) | {"until": arguments.until}
+        own = {"until": arguments.until, "learning_rate": best(rates(read(), key["way"]))}
+        return whole(run(way, way.train_settings(STEPS, EVERY, **own), rate)) | own
     steps = way.whole_periods(_FIRST) + way.whole_periods(_TIMED)
     settings = way.train_settings(steps, steps)
     if way.plain_steps:
@@ -129,7 +130,9 @@ def run(way: Way, settings: dict[str, Any], rate: int | None) -> list[dict[str, 
             return [*own, "--settings", json.dumps({"adapter": way.adapter, **settings})]
 
         begin = os.times().elapsed
-        run_ranks(command, WORKERS, rate, latency=LATENCY, python=python)
+        run_ranks(
+            command, WORKERS, rate, latency=LATENCY, python=python, most_seconds=_MOST_SECONDS
+        )
         files = [Path(folder, f"{rank}.json") for rank in range(WORKERS)]
         ranks = [json.loads(file.read_text()) for file in files]
         ranks[0]["wall_seconds"] = os.times().elapsed - begin

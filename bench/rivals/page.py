@@ -17,6 +17,7 @@ from rivals.ways import (
     DDP,
     EIGHT_BITS,
     HIVEMIND,
+    HOOK,
     LATENCY,
     LINKS,
     NOT_RUN,
@@ -26,6 +27,7 @@ from rivals.ways import (
     STEPS,
     TARGETS,
     TORCHFT,
+    TORCHFT_BUCKETS,
     WAYS,
     WORKERS,
 )
@@ -213,7 +215,9 @@ def _reasons(found: Measured) -> str:
         (value,) = [e[2] for e in found.of("train", way)[0]["evaluations"] if e[0] == step]
         return float(value)
 
-    needed = (DDP, SMALL, POWER_SGD, TORCHFT, HIVEMIND, RAW, EIGHT_BITS, CHANGES)
+    needed = (
+        DDP, SMALL, POWER_SGD, TORCHFT, TORCHFT_BUCKETS, HIVEMIND, RAW, EIGHT_BITS, CHANGES, HOOK
+    )  # fmt: skip
     if not all(found.of("train", way) and found.of("link", way) for way in needed):
         return ""
     slow, fast = LINKS[0], LINKS[-1]
@@ -222,14 +226,16 @@ def _reasons(found: Measured) -> str:
     said = f"""- **Trips, not bytes**, at 1000 Mbit/s: DDP's exchange takes {plain:.0f} ms there, of
   which its bytes take {bytes_ms:.0f}. Rings of all workers, one for each of its two buckets, would
   take {RINGS_MS}. *compress* makes two trips, {2 * ONE_WAY_MS} ms of its
-  {beyond(CHANGES, fast):.0f}; the hook made two for each bucket. Since then the
-  first one of a bucket runs beside the bucket before it ([devices](devices.md)).
+  {beyond(CHANGES, fast):.0f}; the hook makes two for each bucket, of which the first runs
+  beside the bucket before it ([devices](devices.md)): {beyond(HOOK, fast):.0f}.
 - **PowerSGD** takes {beyond(POWER_SGD, fast) / plain:.1f} times as long as DDP there: it reduces
   what it leaves alone, then both factors, one after the other, and multiplies and orthogonalises
   between.
 - **torchft** by default reduces the model tensor by tensor, between a quorum and a vote:
-  {beyond(TORCHFT, fast) / 1e3:.1f} s where gradwire's `DiLoCo` takes {beyond(RAW, fast) / 1e3:.1f}.
-  Their losses are the same ({loss(TORCHFT, STEPS):.3f} and {loss(RAW, STEPS):.3f} at the end).
+  {beyond(TORCHFT, fast) / 1e3:.1f} s where it takes {beyond(TORCHFT_BUCKETS, fast) / 1e3:.1f}
+  with `use_bucketization`, and gradwire's `DiLoCo` {beyond(RAW, fast) / 1e3:.1f}. The losses of
+  torchft and gradwire are the same ({loss(TORCHFT, STEPS):.3f} and {loss(RAW, STEPS):.3f} at the
+  end).
 - **hivemind**'s exchange takes {beyond(HIVEMIND, slow) / 1e3:.1f} s at 10 Mbit/s where gradwire's
   DiLoCo takes {beyond(RAW, slow) / 1e3:.1f} with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f}
   with `int8`. hivemind's replicas end apart.

@@ -1,4 +1,7 @@
-"""torchft's DiLoCo, each worker a replica of one process."""
+"""torchft's DiLoCo, each worker a replica of one process.
+
+The codec "torchft:buckets" has its option `use_bucketization`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from gradwire_lab.train.settings import TrainSettings
 from gradwire_lab.train.strategies import local_optimizer
 from gradwire_lab.train.strategy import Strategy
 from rivals.place import address
+
+BUCKETS = "torchft:buckets"
 
 
 def choose(
@@ -45,7 +50,7 @@ def choose(
         replica_id=f"replica_{workers.rank()}",
         hostname=own,
     )
-    return _Replica(model, inner, settings, manager, (lighthouse, store))
+    return _Replica(model, inner, settings, manager, codec == BUCKETS, (lighthouse, store))
 
 
 class _Replica(Strategy):
@@ -55,13 +60,16 @@ class _Replica(Strategy):
         inner: Optimizer,
         settings: TrainSettings,
         manager: Manager,
+        buckets: bool,
         kept: tuple[object, ...],
     ) -> None:
         """kept: what the manager needs while it lives."""
         super().__init__(model, inner, clip=settings.clip)
         self._manager, self._kept = manager, kept
         outer = SGD(model.parameters(), settings.outer_lr, momentum=0.9, nesterov=True)
-        self._diloco = DiLoCo(manager, [model], inner, outer, settings.every)
+        self._diloco = DiLoCo(
+            manager, [model], inner, outer, settings.every, use_bucketization=buckets
+        )
         self._diloco.__enter__()
 
     def close(self) -> None:

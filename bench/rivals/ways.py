@@ -83,6 +83,11 @@ def _diloco(codec: str, **more: Any) -> Way:
     return Way(codec, {**_DILOCO, **more}, period=EVERY, ours=True)
 
 
+def _torchft(codec: str) -> Way:
+    settings = {**_LOCAL, "every": EVERY, "outer_lr": 0.7}
+    return Way(codec, settings, "torchft_diloco", "torchft==0.2.0", EVERY)
+
+
 _SPARSE_LOCO = Way(
     "topk2bit:density=0.02",
     {
@@ -98,24 +103,20 @@ _SPARSE_LOCO = Way(
 
 
 BF16 = "DDP, bf16 hook"
-DDP, POWER_SGD, TORCHFT = "DDP", "PowerSGD, rank 4", "torchft, DiLoCo"
+DDP, POWER_SGD = "DDP", "PowerSGD, rank 4"
+TORCHFT, TORCHFT_BUCKETS = "torchft, DiLoCo", "torchft, DiLoCo, buckets"
 HIVEMIND, RAW, EIGHT_BITS = "hivemind, 8 bits", "DiLoCo, raw", "DiLoCo, int8"
-CHANGES = "compress, small"
+CHANGES, HOOK = "compress, small", "hook, small"
 SMALL = "DiLoCo, small"
 WAYS: Mapping[str, Way] = {
     DDP: Way("ddp"),
     BF16: Way("torch:bf16"),
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
-    TORCHFT: Way(
-        "torchft",
-        {**_LOCAL, "every": EVERY, "outer_lr": 0.7},
-        "torchft_diloco",
-        "torchft==0.2.0",
-        EVERY,
-    ),
+    TORCHFT: _torchft("torchft"),
+    TORCHFT_BUCKETS: _torchft("torchft:buckets"),
     HIVEMIND: Way("hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY),
     "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
-    "hook, small": Way(_SMALL, ours=True),
+    HOOK: Way(_SMALL, ours=True),
     CHANGES: _changes(_SMALL),
     "compress, small, every=2": _changes(_SMALL, 2),
     "compress, small, every=4": _changes(_SMALL, 4),

@@ -19,8 +19,8 @@ SETTINGS = f"""## Settings
 - **DDP**: PyTorch's, alone or with `bf16_compress_hook`. **PowerSGD**: `powerSGD_hook` with error
   feedback and warm start, after a tenth of the steps, one bucket.
 - **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
-  with rate 0.7 and momentum 0.9 outside; `use_bucketization` and `should_quantize` are off, the
-  defaults.
+  with rate 0.7 and momentum 0.9 outside; `use_bucketization` is off, the default, or on
+  (*buckets*); `should_quantize` is off, because it needs Triton.
 - **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
   `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few.
 - **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
