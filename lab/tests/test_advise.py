@@ -35,6 +35,7 @@ import sys, torch, torch.distributed as dist
 from torch import nn
 import gradwire.torch as gt
 import gradwire
+from gradwire.errors import sends_late
 from gradwire_lab.plan.advise import make_plan
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.here import _lines
@@ -54,6 +55,9 @@ advice = gt.advise(model, step, torch.optim.AdamW(model.parameters()), **options
 assert all(map(torch.equal, before, model.state_dict().values()))
 assert all(p.grad is None for p in model.parameters())
 adamw = torch.optim.AdamW(model.parameters())
+seldom = gt.advise(model, step, adamw, every=8, ranks_per_machine=1)
+rows = {p.codec for p in seldom.plan.predictions} - {"ddp"}
+assert "qsgd:bits=4" in rows and not any(map(sends_late, rows)), rows
 for optimizer, schedule in ((None, None), (adamw, None), (adamw, gt.Schedule(3))):
     plan = make_plan(advice.profile, Cluster(2, 1e5), codecs, schedule=schedule)
     names = {"gradwire": gradwire, "optimizer": optimizer, "model": model}
@@ -97,6 +101,7 @@ def test_a_program_gets_a_plan_of_its_own(tmp_path: Path) -> None:
     assert "links: 2 ranks, 1 on each machine; between machines" in ended.stdout
     assert "codecs ['3lc:s=1.00,coder=rice', 'bf16'] 2" in ended.stdout
     assert " sharded every 3 steps " in ended.stdout
+    assert "sends many changes late" not in ended.stderr
     assert ended.stdout.count("refused: PlanError a profile needs more than 3 steps") == 4
     assert ended.stdout.count("refused: PlanError no gradient came for 0.weight, 0.bias") == 2
     for row in (" ddp ", " bf16 ", " 3lc:s=1.00,coder=rice "):

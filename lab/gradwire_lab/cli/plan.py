@@ -47,7 +47,10 @@ _WORKERS_HELP = (
     "training that is planned. Default: --ranks."
 )
 _RANKS_HELP = "Processes that train together. Default: the workers of the profile."
-_CODEC_HELP = "Codec to predict (repeatable). Default: all of the profile."
+_CODEC_HELP = (
+    "Codec to predict (repeatable). Default: all of the profile; with --every above 4 without "
+    "those that hold much back."
+)
 _EXCHANGE_HELP = (
     "Exchange to predict (repeatable). Default: those that suit the codec, and with --servers "
     "`server`."

@@ -22,7 +22,8 @@ def probe(
     """Measure the links between the ranks that torchrun has started.
 
     Start it on each machine of the training: torchrun ... -m gradwire probe. It measures bandwidth
-    while all machines send at once, and latency, as `gradwire plan` takes them. Rank 0 prints them.
+    while all machines send at once, latency, and the burst that links pass at once, as `gradwire
+    plan` takes them. Rank 0 prints them.
     """
     import torch.distributed as dist
 

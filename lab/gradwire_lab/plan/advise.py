@@ -19,7 +19,7 @@ from gradwire_lab.train.settings import HOOKED, SERVED, SERVER, SHARDED, shares_
 MARGIN = 0.1
 
 # Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
-CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
+CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED)
 
 # Exchanges of codecs with shared scales alone.
 _TRITS = tuple(name for name, info in HOOKED.items() if info["adds_trits"])

@@ -32,7 +32,7 @@ from gradwire_lab.plan.predict import DDP, cut_buckets, predict
 from gradwire_lab.plan.print_plan import print_plan
 from gradwire_lab.plan.profile import CodecSpeed, MessageCosts, PlanError, Profile
 from gradwire_lab.plan.recorder import LEFT_OUT, profile_of
-from gradwire_lab.plan.trial import CODEC, Trial, slowest
+from gradwire_lab.plan.trial import Trial, slowest
 from gradwire_lab.train import messages
 from gradwire_lab.train.settings import SHARDED
 
@@ -85,7 +85,7 @@ def advise(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     steps: int = 10,
-    codecs: Sequence[str] = CODECS,
+    codecs: Sequence[str] | None = None,
     every: int = 1,
     ranks_per_machine: int | None = None,
 ) -> Advice:
@@ -106,7 +106,8 @@ def advise(
         optimizer: Its steps are part of the times, and it decides between the hook and LocalSteps.
             None: no optimizer steps, and the hook.
         steps: To take of each kind; the first three don't count. Of short steps more are taken.
-        codecs: To compare.
+        codecs: To compare. None: from `raw` to `small`; with `every` above 4 none that hold much
+            back.
         every: Above 1: LocalSteps that exchange every so many steps, in all rows but DDP's.
         ranks_per_machine: None: torchrun's number, or that of ranks with the same host name.
 
@@ -125,16 +126,16 @@ def advise(
     links, others = probe(ranks_per_machine), OtherWork()
     with closing(Trial(model, step, optimizer, every)) as trial:
         trial.take_alone(steps)
-        parts = _measure(model, trial, {*codecs, CODEC}, links)
+        parts = _measure(model, trial, {*(codecs or CODECS), trial.codec}, links)
         cluster = links.cluster(parts.transport.message_seconds)
         ways = (DDP, LOCAL if is_local else HOOK)
-        counts = _count_steps(parts, cluster, ways, schedule, steps - LEFT_OUT)
+        counts = _count_steps(parts, cluster, ways, trial.codec, schedule, steps - LEFT_OUT)
         taken = slowest(trial.take(counts))
         steps_of_all = profile_of(parts.model, model, messages.gather(trial.marks))
     how = {**parts.how, "cores_of_others": others.cores()}
     profile = replace(steps_of_all, codecs=parts.codecs, transport=parts.transport, how=how)
-    profile = fit(profile, cluster, CODEC, taken, every)
-    plan = make_plan(profile, cluster, codecs, schedule=schedule if is_local else None)
+    profile = fit(profile, cluster, trial.codec, taken, every)
+    plan = make_plan(profile, cluster, codecs or (), schedule=schedule if is_local else None)
     return Advice(profile, links, cluster, plan, _lines(plan, optimizer))
 
 
@@ -164,7 +165,12 @@ def _measure(model: nn.Module, trial: Trial, codecs: Iterable[str], links: Links
 
 
 def _count_steps(
-    profile: Profile, cluster: Cluster, ways: Iterable[str], schedule: Schedule, least: int
+    profile: Profile,
+    cluster: Cluster,
+    ways: Iterable[str],
+    codec: str,
+    schedule: Schedule,
+    least: int,
 ) -> dict[str, int]:
     """How many steps of ALONE and each way are taken: at least so many, and as many as fill a
     second, because threads that wait for a core make short steps differ. None of a way whose steps
@@ -175,9 +181,9 @@ def _count_steps(
 
     buckets, counts = cut_buckets(profile), {ALONE: count(profile.compute_seconds)}
     for way in ways:
-        codec, exchange = (DDP, DDP) if way == DDP else (CODEC, SHARDED)
+        sent, exchange = (DDP, DDP) if way == DDP else (codec, SHARDED)
         local = schedule if way == LOCAL else None
-        predicted = predict(profile, cluster, codec, exchange, buckets, local)
+        predicted = predict(profile, cluster, sent, exchange, buckets, local)
         if predicted.exposed_seconds * predicted.every <= _LONGEST_SECONDS:
             counts[way] = count(predicted.seconds * predicted.every)
     return counts

@@ -15,16 +15,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.errors import RECOMMENDED
+from gradwire.errors import RECOMMENDED, spell_out_codec
+from gradwire.local_schedule import Schedule
 from gradwire.torch import GradwireState, LocalSteps, gradwire_hook
 from gradwire.torch.optimizer_list import parts_of
 from gradwire_lab.plan.fit import ALONE, HOOK, LOCAL
 from gradwire_lab.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of
 from gradwire_lab.plan.predict import DDP
 from gradwire_lab.plan.recorder import LEFT_OUT, Marks, StepRecorder
-
-# Of the exchanges: few bytes, so that steps are short on any link.
-CODEC = RECOMMENDED
 
 _BLOCKS = 2
 
@@ -39,6 +37,9 @@ class Trial:
         step: Computes the loss with the module that it is given, and its gradients.
         optimizer: Steps in each way. None: nothing does.
         every: Of LOCAL, which needs an optimizer.
+
+    Attributes:
+        codec: Of HOOK and LOCAL: few bytes, so that steps are short on any link.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Trial:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         every: int,
     ) -> None:
+        self.codec = spell_out_codec("half-byte") if Schedule(every).is_seldom else RECOMMENDED
         self.gradients: list[Gradients] = []  # the last, of steps alone
         self._given, self._step, self._every = (model, optimizer), step, every
         self._model, copied = deepcopy(self._given)
@@ -112,13 +114,13 @@ class Trial:
         if way == LOCAL:
             module, optimizer = deepcopy(self._given)
             assert optimizer is not None
-            self._local = LocalSteps(optimizer, module, CODEC, every=self._every)
+            self._local = LocalSteps(optimizer, module, self.codec, every=self._every)
         else:
             module = DistributedDataParallel(self._model)
             if way == ALONE:
                 module.register_comm_hook(None, noop_hook)
             elif way == HOOK:
-                self._state = GradwireState(CODEC, start_iter=0, model=module)
+                self._state = GradwireState(self.codec, start_iter=0, model=module)
                 module.register_comm_hook(self._state, gradwire_hook)
             else:
                 assert way == DDP

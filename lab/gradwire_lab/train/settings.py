@@ -121,7 +121,7 @@ _HELP = {
     "until it does, as in PULSELoCo.",
     "residual_decay": f"{_LOCAL}residuals are multiplied by it after each exchange.",
     "correct_noise": f"{_LOCAL}changes are multiplied by the gain for the gradient's noise, by "
-    "default up to --every 4 with adam and adamw.",
+    "default up to --every 4 with adam, adamw and muon, without --outer and --mix.",
     "servers": f"With --exchange {SERVER}: processes that hold the model.",
     "backup_workers": f"With --exchange {SERVER}: workers that a step does not wait for.",
     "staleness": f"With --exchange {SERVER}: steps that a worker may be ahead of what it pulled.",

@@ -27,8 +27,9 @@ def advise(
             advice.show()
 
     Every rank of the process group, whose tensors are on the CPU, calls it together before the
-    training. It takes some steps without any exchange, times the codecs on their gradients, and
-    measures the links between the ranks. The model's parameters and buffers are then as before.
+    training. It takes some steps without any exchange, times the codecs on their gradients,
+    measures the links between the ranks, and takes steps with DDP and with gradwire. The model's
+    parameters and buffers are then as before.
 
     Args:
         model: Plain, before DistributedDataParallel or LocalSteps.
@@ -42,6 +43,9 @@ def advise(
 
     Raises:
         ModuleNotFoundError: gradwire-lab, which has the model of time, is not installed.
+        PlanError: There is one rank, too few steps, a parameter that got no gradient, or no
+            optimizer for `every`.
+        ValueError: `every` is below 1.
     """
     try:
         here = importlib.import_module("gradwire_lab.plan.here")
