@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from cli_runner import run
 from gradwire.contrib.sglang import WeightFolders
-from gradwire.weights import Publisher, Subscriber, WeightsError, fold, prune
+from gradwire.weights import (
+    Folder,
+    MissingVersionError,
+    Publisher,
+    Subscriber,
+    WeightsError,
+    fold,
+    prune,
+)
 from states import assert_same
 
 STATE = {"x": torch.ones(3)}
@@ -105,3 +113,44 @@ def test_a_path_stays_where_it_was_when_the_program_goes_elsewhere(
         assert subscriber.apply_().version == number
     assert not list((tmp_path / "elsewhere").iterdir())
     assert_same(safetensors.torch.load_file(tmp_path / "base.safetensors"), state)
+
+
+class Shelf(Folder):
+    """A store of one's own: the four methods, nothing else."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name][begin:end]
+
+    def write(
+        self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
+    ) -> None:
+        if only_new and name in self.files:
+            raise FileExistsError(name)
+        self.files[name] = b"".join(pieces)
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def remove(self, name: str) -> None:
+        self.files.pop(name, None)
+
+
+def test_four_methods_make_a_store() -> None:
+    """Whatever reads a manifest named the store, by a name that it did not have."""
+    shelf = Shelf()
+    for _ in range(5):  # each from a publisher of its own, as after restarts
+        publish(shelf, anchor_every=2)
+    subscriber = Subscriber(shelf)
+    with pytest.raises(MissingVersionError, match="there is no version 9"):
+        subscriber.fetch(9)
+    subscriber.fetch()
+    target = {"x": torch.zeros(3)}
+    assert subscriber.apply_(target).version == 5
+    assert_same(target, STATE)
+    fold(shelf, 3, 5)
+    prune(shelf, 1)

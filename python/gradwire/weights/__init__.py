@@ -11,7 +11,13 @@ It needs no PyTorch, and takes its tensors.
 """
 
 from gradwire.weights.difference import changes, diff, patch
-from gradwire.weights.errors import ConflictError, DamagedVersionError, StaleBaseError, WeightsError
+from gradwire.weights.errors import (
+    ConflictError,
+    DamagedVersionError,
+    MissingVersionError,
+    StaleBaseError,
+    WeightsError,
+)
 from gradwire.weights.folder import Folder
 from gradwire.weights.nested import flatten, unflatten
 from gradwire.weights.publisher import Published, Publisher
@@ -25,6 +31,7 @@ __all__ = [
     "DamagedVersionError",
     "Fetched",
     "Folder",
+    "MissingVersionError",
     "Published",
     "Publisher",
     "Shard",

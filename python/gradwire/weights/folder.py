@@ -25,7 +25,7 @@ class Folder(ABC):
     Lists may be late: a file that was written need not be in `names` yet.
     """
 
-    place: str
+    place: str = "a store of this program"  # as errors name it
 
     @abstractmethod
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:

@@ -122,7 +122,7 @@ class Subscriber:
             it may be the version in use, of which `apply_` then compares the values.
 
         Raises:
-            WeightsError: The store has no such version.
+            MissingVersionError: The store has no such version.
             StaleBaseError: No way leads from the version in use to that one.
             DamagedVersionError: Bytes of the store are missing or were changed, and there is no
                 way around them.
