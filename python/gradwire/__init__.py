@@ -3,7 +3,8 @@
     frame = gradwire.encode(x, "3lc:s=1.75")
     y = gradwire.decode(frame)
 
-`Compressor` adds error feedback over steps; `gradwire.torch` is the hook for PyTorch DDP.
+`Compressor` adds error feedback over steps; `gradwire.torch` trains with PyTorch, and
+`gradwire.weights` sends versions of weights.
 """
 
 from gradwire._core import (

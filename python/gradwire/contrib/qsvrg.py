@@ -96,7 +96,8 @@ class QSVRG(SessionOwner):
         steps: T. None: so many that the factor is at most 0.9.
         codec: None: qsgd with ceil(sqrt(n)) levels for n parameters, norm=l2 of the whole vector
             and coder=elias-dense, for which the theorem holds.
-        process_group, seed, timeout: As in GradwireState.
+        process_group: None: the default group.
+        seed, timeout: As in Execution.
 
     Raises:
         ValueError: The theorem does not cover the arguments.

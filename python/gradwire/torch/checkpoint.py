@@ -19,7 +19,7 @@ and, where the source has a session with equal ranks:
                 for the other exchanges, and if the entry is missing. None: no residuals exist yet
     auto        what `auto` codecs chose, and after how many steps; None, or missing: no such codec
 
-Entries of the sources' own stand in their `state_dict`. checkpoints/reshard.py moves states to
+Entries of the sources' own stand in their `state_dict`. resharding/reshard.py moves states to
 another number of ranks, and says what is owed to a parameter.
 """
 

@@ -58,7 +58,7 @@ class UnmatchedPatternWarning(UserWarning):
 
 
 class GrowingScalesWarning(UserWarning):
-    """A ring of more than two ranks uses a codec whose values grow from hop to hop."""
+    """In a ring, a codec's values may grow more than 8 times on the whole way."""
 
 
 class OutgrownResidualWarning(RuntimeWarning):
@@ -83,7 +83,7 @@ class RankLostWarning(RuntimeWarning):
 
 
 class WorkerLostWarning(RuntimeWarning):
-    """A worker is gone, and the server goes on without it, as `backup_workers` allows."""
+    """A worker is gone, and the server goes on without it (`backup_workers`, `on_lost`)."""
 
 
 class WorkerJoinedWarning(RuntimeWarning):
