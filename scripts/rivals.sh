@@ -37,4 +37,8 @@ whole --way 'DiLoCo, small' --bandwidth 10mbit --until 2.56
 whole --way 'DiLoCo, half-byte' --bandwidth 10mbit --until 2.45
 whole --way 'hook, small' --bandwidth 100mbit --until 2.45
 whole --way DDP --bandwidth 100mbit --until 2.45
+whole --way 'compress, small, every=2' --bandwidth 100mbit --until 2.45
+whole --way 'torchft, DiLoCo, buckets' --bandwidth 100mbit --until 2.45
+whole --way 'hivemind, 8 bits' --bandwidth 100mbit --until 2.45
+whole --way 'Flower, FedAvg' --bandwidth 100mbit --until 2.45
 "$python" bench/time_to_loss.py page

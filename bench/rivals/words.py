@@ -8,7 +8,7 @@ HEAD = f"""# gradwire and what people would take instead
 
 Each way trains the same transformer of 664,448 parameters with the same batches: {WORKERS} workers,
 {STEPS} steps of AdamW, the sources of Python's library as text. Every rival is run from its own
-package, in an environment of its own, with the options of its documentation. Ways of gradwire are
+package, with the options of its documentation. Ways of gradwire are
 bold. Times, and the MB that a worker sends, are those until the loss on held-out text is at most
 {TARGETS[0]:g} or {TARGETS[1]:g} nats a byte, [computed](#how-it-was-made) from measured steps. A
 packet travels for 20 ms.
@@ -23,7 +23,7 @@ SETTINGS = f"""## Settings
   (*buckets*); `should_quantize` is off, because it needs Triton.
 - **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
   `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few. Three of
-  seven starts behind links waited in an exchange for ever; they were ended and made again.
+  seven starts behind links (counted by hand) waited in an exchange for ever; they were made again.
 - **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
 - **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
   takes, the changes of every step, or of two or four; *DiLoCo* is `LocalSteps` every {EVERY} steps
@@ -46,8 +46,8 @@ trained over the loopback, in processes of its own, and its losses were looked a
 steps; between two of them a straight line gives the step. Behind each link a few steps were timed
 while nothing else ran on the machine, and the bytes counted by the workers' interfaces, headers
 included: six steps after three, in whole intervals.
-Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links
-confirm the times; where there is one, its bytes count. `scripts/rivals.sh` makes the environments,
+Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links check
+the times; where there is one, its bytes count. `scripts/rivals.sh` makes the environments,
 runs what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
 
 REFEREE = """## What a referee would still say
@@ -57,7 +57,8 @@ REFEREE = """## What a referee would still say
 - **Workers share two cores**, also with the program that carries their packets. Slow computation
   hides what the network costs, most of all with 1000 Mbit/s.
 - **Only the learning rate was tuned**, by the loss that is shown: no momentum, decay or warm-up,
-  and no outer rate. SparseLoCo's interval is the better one of 10 and 30 steps.
+  and no outer rate. SparseLoCo's interval was chosen from 10 and 30 steps in trials that were not
+  kept.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
 - **The lower loss at the end is not the codec's.** *compress* steps Adam on each worker's own

@@ -51,7 +51,7 @@ def test_the_results_quote_the_page() -> None:
     rows = re.findall(r"^\| (\w\S*), (\w+), .*, `(\w+)`: \w+ \|(.*)\|$", short, re.M)
     assert len(rows) == 5
     ((bits_of_hook, hook),) = re.findall(
-        r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| ([\d., ]+) \| (\S+)% ±",
+        r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| 3 \| ([\d., ]+) \| (\S+)% ±",
         page_text,
         re.M,
     )
@@ -64,9 +64,9 @@ def test_the_results_quote_the_page() -> None:
         if "as the resnet" in above:
             _, _, above = page_text.lower().partition("## resnet-8 with sgd")
         assert f"`{way.lower()}`" in above.partition("here: ")[0], model
-        (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 32, 32 \| (\S+) ±", table, re.M)
+        (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 3 \| 32, 32 \| (\S+) ±", table, re.M)
         ((pushed, pulled, coded),) = re.findall(
-            r"^\| `3lc:s=1.00,coder=rice` \| (\S+), (\S+) \| (\S+) ±", table, re.M
+            r"^\| `3lc:s=1.00,coder=rice` \| 3 \| (\S+), (\S+) \| (\S+) ±", table, re.M
         )
         *accuracies, bits = (cell.strip() for cell in cells.split("|"))
         assert [a.replace(" ", "") for a in accuracies] == [f"{base}(3)", f"{coded}(3)"], model

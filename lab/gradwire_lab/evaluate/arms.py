@@ -29,6 +29,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "mlp": {"model": "mlp", "weight_decay": 5e-5, "steps": 8000},
     "resnet20": {"model": "resnet20", "workers": 10, "steps": 6732},
+    "resnet110": {"model": "resnet110", "workers": 10, "steps": 25600},
     "gpt": {"model": "gpt", "warmup": 50, "steps": 2500},
     "gpt10m": {"model": "gpt10m", "steps": 1000},
     "lstm": {"model": "lstm", "steps": 3000},

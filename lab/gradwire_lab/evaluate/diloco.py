@@ -272,7 +272,7 @@ EVALUATION = Evaluation(
     f"DiLoCo's, Nesterov with momentum 0.9 and rate 0.7. `{_CODECS[_SPARSE]}` goes with "
     "SparseLoCo's, the plain average and residuals that decay by 0.95; its workers send to "
     "each other what they push, and nothing is coded twice. Muon steps the matrices inside "
-    "the blocks, AdamW the rest. All codecs but 32 bits and 8 bits keep residuals. A cell has "
+    "the blocks, AdamW the rest. All codecs but 32 bits and TernGrad keep residuals. A cell has "
     "the mean of the seeds with its 95 % interval (Student's t), and its ratio to DDP's mean "
     "over the same seeds. MB are what a worker sends in the whole training run, and receives as "
     "well.",

@@ -150,13 +150,13 @@ class Found:
 
     def hours_left(self, arms: Sequence[Arm]) -> float | None:
         """The hours of the runs of these arms that are not there, by the time that a step of a
-        worker took in runs of the same model, and of the same exchange if there are any. None where
-        none are there.
+        worker took in runs of the same model and width, and of the same exchange if there are any.
+        None where none are there.
         """
         hours = 0.0
         for arm in arms:
             own = self.settings[arm]
-            of_model = [one for one in self.results if self.settings[one].model == own.model]
+            of_model = [one for one in self.results if self._is_as_large(one, own)]
             alike = [one for one in of_model if self.settings[one].exchange == own.exchange]
             seconds = [
                 second / self.settings[one].workers
@@ -169,6 +169,10 @@ class Found:
             if missing:
                 hours += missing * own.steps * own.workers * median(seconds) / 3600
         return hours
+
+    def _is_as_large(self, arm: Arm, as_: TrainSettings) -> bool:
+        own = self.settings[arm]
+        return (own.model, own.width) == (as_.model, as_.width)
 
     def speed_up(self, arm: Arm, base: Arm) -> str:
         own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)
@@ -216,6 +220,7 @@ def accuracy_table(
     base, nothing = next(iter(arms.values())), [""] * len(heads)
     rows = []
     for label, one in arms.items():
-        own = [label, found.bits(one), found.text(one), found.difference(one, base)]
+        seeds = str(len(found.finals(one)) or "")
+        own = [label, seeds, found.bits(one), found.text(one), found.difference(one, base)]
         rows.append([*own, *cells.get(label, nothing)])
-    return table(("design", "bits", found.metric(base).title, "difference", *heads), rows)
+    return table(("design", "seeds", "bits", found.metric(base).title, "difference", *heads), rows)

@@ -136,7 +136,8 @@ EVALUATION = Evaluation(
     "the four numbers a tensor that `LocalSteps` sends, too, which weigh more in small models. "
     "Left out: `bf16` and `fp16` (16 bits), `truncate` (8 to 16), `topk2bit`, and `qgd`, which is "
     "for gradient descent. *The hook*: the workers pull the average of their gradients, as with "
-    "DDP's communication hook, and not the change of the model. In the pictures, a codec that ends "
+    "DDP's communication hook, and not the change of the model. Image models that pull changes are "
+    "tested as the server has them. In the pictures, a codec that ends "
     "far worse than most stands on the dotted line, with its number.",
     tuple(
         Experiment(

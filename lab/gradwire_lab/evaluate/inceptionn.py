@@ -324,7 +324,7 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Times: WA, WA+C, INC, INC+C",
-            f"Seconds of a step, a mean of three runs, and the share of WA's, on shaped "
+            f"Seconds of a step, a mean of {_SEEDS} runs, and the share of WA's, on shaped "
             f"links, 4 workers, in the first {_STEPS} steps of a training, whose bits a value are "
             "not those of all of it. "
             "WA: an aggregator (one server). INC: a ring. +C: gradients are compressed with bound "

@@ -42,6 +42,7 @@ _GPT_ARMS = {
 }
 _IMAGE_ARMS = {name: arm("resnet20", codec, seeds=_SEEDS) for name, codec in _IMAGES.items()}
 _LONG_ARMS = {name: arm("resnet20", _IMAGES[name], steps=_LONG_STEPS) for name in _LONG}
+_DEEP_ARMS = {name: arm("resnet110", _IMAGES[name]) for name in _LONG}
 
 
 def _table(found: Found, arms: dict[str, Arm]) -> str:
@@ -52,9 +53,8 @@ def _table(found: Found, arms: dict[str, Arm]) -> str:
 EVALUATION = Evaluation(
     "larger",
     "Larger models",
-    "What the smaller tasks show, to be tried on larger ones. MB are what a worker sends in the "
-    "whole training run, and receives as well. All runs take some 60 hours of a core, by trials of "
-    "a few steps.",
+    "These runs try on larger models what the smaller tasks show. MB are what a worker sends in "
+    "the whole training run, and receives as well.",
     (
         Experiment(
             "Transformer of 10 million values",
@@ -66,15 +66,22 @@ EVALUATION = Evaluation(
         Experiment(
             "ResNet-20 at full width",
             "269,000 values, ten workers x 32. The workers push gradients and pull the change of "
-            "the model.",
+            "the model. A run takes some 0.9 h of a core, by trials of 13 steps.",
             tuple(_IMAGE_ARMS.values()),
             partial(_table, arms=_IMAGE_ARMS),
         ),
         Experiment(
             "ResNet-20 with all of 3LC's steps",
-            f"{_LONG_STEPS:,} steps.",
+            f"{_LONG_STEPS:,} steps. A run takes some 3.5 h of a core.",
             tuple(_LONG_ARMS.values()),
             partial(_table, arms=_LONG_ARMS),
+        ),
+        Experiment(
+            "ResNet-110",
+            "3LC's own model, with as many steps as there. A run takes 20 to 40 h of a core; none "
+            "has been made.",
+            tuple(_DEEP_ARMS.values()),
+            partial(_table, arms=_DEEP_ARMS),
         ),
     ),
 )

@@ -65,10 +65,15 @@ Ends = Callable[[int, str, float], Arm]  # by workers, codec and momentum
 
 
 def _by_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float) -> str:
-    rows = (
-        [str(w), *(found.text(one(w, codec, momentum)) for codec in codecs.values())]
-        for w in _WORKERS
-    )
+    """In brackets the difference to the first codec."""
+    rows = []
+    for workers in _WORKERS:
+        base, *others = (one(workers, codec, momentum) for codec in codecs.values())
+        cells = [found.text(base)]
+        for arm_ in others:
+            difference = found.difference(arm_, base)
+            cells.append(found.text(arm_) + (f" ({difference})" if difference else ""))
+        rows.append([str(workers), *cells])
     return table(["workers", *codecs], rows)
 
 
