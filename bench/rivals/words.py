@@ -22,8 +22,8 @@ SETTINGS = f"""## Settings
   with rate 0.7 and momentum 0.9 outside; `use_bucketization` is off, the default, or on
   (*buckets*); `should_quantize` is off, because it needs Triton.
 - **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
-  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few. Three of
-  seven starts behind links (counted by hand) waited in an exchange for ever; they were made again.
+  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few. Four of
+  eight starts behind links (counted by hand) waited in an exchange for ever; they were made again.
 - **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
 - **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
   takes, the changes of every step, or of two or four; *DiLoCo* is `LocalSteps` every {EVERY} steps

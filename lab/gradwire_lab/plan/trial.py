@@ -15,7 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.errors import RECOMMENDED, spell_out_codec
+from gradwire._core import spell_out_codec
+from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import Schedule
 from gradwire.torch import GradwireState, LocalSteps, gradwire_hook
 from gradwire.torch.optimizer_list import parts_of
