@@ -1,7 +1,4 @@
-"""torchft's DiLoCo, each worker a replica of one process.
-
-The codec "torchft:buckets" has its option `use_bucketization`.
-"""
+"""torchft's DiLoCo, each worker a replica of one process."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from gradwire_lab.train.settings import TrainSettings
 from gradwire_lab.train.strategies import local_optimizer
 from gradwire_lab.train.strategy import Strategy
 from rivals.place import address
-
-BUCKETS = "torchft:buckets"
+from rivals.ways import BUCKETS
 
 
 def choose(

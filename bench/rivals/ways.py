@@ -83,6 +83,9 @@ def _diloco(codec: str, **more: Any) -> Way:
     return Way(codec, {**_DILOCO, **more}, period=EVERY, ours=True)
 
 
+BUCKETS = "torchft:buckets"  # with `use_bucketization`
+
+
 def _torchft(codec: str) -> Way:
     settings = {**_LOCAL, "every": EVERY, "outer_lr": 0.7}
     return Way(codec, settings, "torchft_diloco", "torchft==0.2.0", EVERY)
@@ -113,7 +116,7 @@ WAYS: Mapping[str, Way] = {
     BF16: Way("torch:bf16"),
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
     TORCHFT: _torchft("torchft"),
-    TORCHFT_BUCKETS: _torchft("torchft:buckets"),
+    TORCHFT_BUCKETS: _torchft(BUCKETS),
     HIVEMIND: Way("hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY),
     "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
     HOOK: Way(_SMALL, ours=True),

@@ -156,7 +156,7 @@ class Found:
         hours = 0.0
         for arm in arms:
             own = self.settings[arm]
-            of_model = [one for one in self.results if self._is_as_large(one, own)]
+            of_model = [one for one in self.results if self._is_as_large(one, arm)]
             alike = [one for one in of_model if self.settings[one].exchange == own.exchange]
             seconds = [
                 second / self.settings[one].workers
@@ -170,9 +170,9 @@ class Found:
                 hours += missing * own.steps * own.workers * median(seconds) / 3600
         return hours
 
-    def _is_as_large(self, arm: Arm, as_: TrainSettings) -> bool:
-        own = self.settings[arm]
-        return (own.model, own.width) == (as_.model, as_.width)
+    def _is_as_large(self, arm: Arm, other: Arm) -> bool:
+        own, theirs = self.settings[arm], self.settings[other]
+        return (own.model, own.width) == (theirs.model, theirs.width)
 
     def speed_up(self, arm: Arm, base: Arm) -> str:
         own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)

@@ -50,38 +50,38 @@ def _table(found: Found, arms: dict[str, Arm]) -> str:
     return accuracy_table(found, arms, ("MB",), cells)
 
 
+def _experiment(title: str, about: str, arms: dict[str, Arm]) -> Experiment:
+    return Experiment(title, about, tuple(arms.values()), partial(_table, arms=arms))
+
+
 EVALUATION = Evaluation(
     "larger",
     "Larger models",
     "These runs try on larger models what the smaller tasks show. MB are what a worker sends in "
     "the whole training run, and receives as well.",
     (
-        Experiment(
+        _experiment(
             "Transformer of 10 million values",
             "Eight blocks of width 320; sequences of 256 bytes of the dictionary GCIDE (Debian's "
             "`dict-gcide` 0.48.5). Rows from DiLoCo on exchange every 30 steps.",
-            tuple(_GPT_ARMS.values()),
-            partial(_table, arms=_GPT_ARMS),
+            _GPT_ARMS,
         ),
-        Experiment(
+        _experiment(
             "ResNet-20 at full width",
             "269,000 values, ten workers x 32. The workers push gradients and pull the change of "
             "the model. A run takes some 0.9 h of a core, by trials of 13 steps.",
-            tuple(_IMAGE_ARMS.values()),
-            partial(_table, arms=_IMAGE_ARMS),
+            _IMAGE_ARMS,
         ),
-        Experiment(
+        _experiment(
             "ResNet-20 with all of 3LC's steps",
             f"{_LONG_STEPS:,} steps. A run takes some 3.5 h of a core.",
-            tuple(_LONG_ARMS.values()),
-            partial(_table, arms=_LONG_ARMS),
+            _LONG_ARMS,
         ),
-        Experiment(
+        _experiment(
             "ResNet-110",
             "3LC's own model, with as many steps as there. A run takes 20 to 40 h of a core; none "
             "has been made.",
-            tuple(_DEEP_ARMS.values()),
-            partial(_table, arms=_DEEP_ARMS),
+            _DEEP_ARMS,
         ),
     ),
 )

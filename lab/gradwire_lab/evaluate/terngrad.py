@@ -70,9 +70,9 @@ def _by_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float
     for workers in _WORKERS:
         base, *others = (one(workers, codec, momentum) for codec in codecs.values())
         cells = [found.text(base)]
-        for arm_ in others:
-            difference = found.difference(arm_, base)
-            cells.append(found.text(arm_) + (f" ({difference})" if difference else ""))
+        for other in others:
+            difference = found.difference(other, base)
+            cells.append(found.text(other) + (f" ({difference})" if difference else ""))
         rows.append([str(workers), *cells])
     return table(["workers", *codecs], rows)
 
