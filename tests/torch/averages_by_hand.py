@@ -10,7 +10,7 @@ import torch
 import gradwire
 from gradwire.torch.optimizers.fragment import deal_layers
 from runs import Case
-from training import loss_of, make_model
+from training import make_model
 
 Parameters = dict[str, torch.Tensor]
 # Of a parameter's name, the changes of all ranks, and the anchor.
@@ -113,7 +113,7 @@ def train_by_hand(
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
             with torch.enable_grad():
-                loss_of(model, rank, step - 1).backward()
+                case.loss(model, rank, step - 1).backward()
             optimizer.step()
         for index, names in enumerate(fragments):
             if (step + delay) % every == (index + 1) * every // len(fragments) % every:
