@@ -108,7 +108,10 @@ def measure_cell(arguments: argparse.Namespace, way: Way, key: dict[str, Any]) -
         return whole(run(way, way.train_settings(STEPS, EVERY, **own), None))
     rate = parse_bandwidth(key["bandwidth"])
     if key["kind"] == "whole":
-        own = {"until": arguments.until, "learning_rate": best(rates(read(), key["way"]))}
+        tried = rates(read(), key["way"])
+        if not tried:
+            raise SystemExit("it has no learning rate yet; `tune` finds one")
+        own = {"until": arguments.until, "learning_rate": best(tried)}
         return whole(run(way, way.train_settings(STEPS, EVERY, **own), rate)) | own
     steps = way.whole_periods(_FIRST) + way.whole_periods(_TIMED)
     settings = way.train_settings(steps, steps)

@@ -78,8 +78,9 @@ Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view written,
     return Status(StatusCode::kUnknownCodec,
                   "'" + text +
                       "' is no codec: it chooses codecs while a training runs. It can stand in "
-                      "GradwireState, LocalSteps and ShardedOptimizer of gradwire.torch, with "
-                      "exchange=sharded, and in gradwire train. Valid names here are: " +
+                      "GradwireState, LocalSteps, ShardedOptimizer and FullyShardComm of "
+                      "gradwire.torch, with exchange=sharded, and in gradwire train. Valid names "
+                      "here are: " +
                       valid_names());
   }
   return Status(StatusCode::kUnknownCodec,
