@@ -115,6 +115,11 @@ template <typename Array>
 Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtypes,
                  const std::string& wanted) {
   const std::optional<Storage> storage = check_storage(given);
+  if (!storage && nb::hasattr(given, "harden_mask")) {
+    raise(StatusCode::kInvalidArgument,
+          "the values behind the mask of this " + class_name(given) +
+              " would go too; pass a plain array (array.filled(0), array.compressed())");
+  }
   const nb::object object = with_strides(given);
   Array array;
   if (!nb::try_cast<Array>(object, array, false)) {
@@ -220,6 +225,11 @@ NumpyArray<T> new_array(size_t n) {
 
 template NumpyArray<float> new_array(size_t n);
 template NumpyArray<uint16_t> new_array(size_t n);
+
+void note_write(nb::handle tensor) {
+  if (!nb::hasattr(tensor, "untyped_storage")) return;
+  nb::module_::import_("torch.autograd.graph").attr("increment_version")(tensor);
+}
 
 NumpyArray<float> to_numpy(const std::vector<float>& values) {
   NumpyArray<float> array = new_array<float>(values.size());

@@ -76,6 +76,10 @@ using NumpyArray = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 // A new NumPy array of n uninitialised values, float or uint16_t.
 template <typename T>
 [[nodiscard]] NumpyArray<T> new_array(size_t n);
+
+// Lets PyTorch see that the values of a tensor were written. Does nothing for other objects.
+void note_write(nanobind::handle tensor);
+
 [[nodiscard]] NumpyArray<float> to_numpy(const std::vector<float>& values);
 
 }  // namespace gradwire::python

@@ -131,6 +131,7 @@ void decode_into(ArrayLike data, ArrayLike out, bool accumulate, int threads,
     GW_ASSIGN_OR_RETURN(const Frame frame, parse_frame(input.bytes()));
     return decode_frame(frame, output.values(), mode, execution);
   }));
+  note_write(out);
 }
 
 // Where a codec has classes of values: the share that takes 0, 8, 16 and 32 bits.

@@ -127,6 +127,17 @@ def test_what_is_no_array_is_refused_by_name(x: Any) -> None:
         gradwire.decode_into(gradwire.encode(np.zeros(1, np.float32), "raw"), x)
 
 
+def test_what_lies_behind_a_mask_is_not_sent() -> None:
+    masked = np.ma.masked_array(np.zeros(4, np.float32), np.array([False, True, False, True]))
+    for use in (
+        lambda: gradwire.encode(masked, "raw"),
+        lambda: gradwire.Compressor("3lc", 4).encode(masked),
+        lambda: gradwire.decode_into(gradwire.encode(np.zeros(4, np.float32), "raw"), masked),
+    ):
+        with pytest.raises(gradwire.GradwireError, match="mask of this MaskedArray"):
+            use()
+
+
 def test_decode_into_a_read_only_array_is_refused() -> None:
     frame = gradwire.encode(gradient(5), "raw")
     out = np.zeros(5, np.float32)

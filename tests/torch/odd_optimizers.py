@@ -115,10 +115,38 @@ class OwnRate(torch.optim.SGD):
         super().step()
 
 
+class DecayOfMatrices(torch.optim.SGD):
+    """Vectors do not decay, whatever their group says."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1e-3)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.99 if p.dim() > 1 else 1.0)
+        super().step()
+
+
+class Noisy(torch.optim.SGD):
+    """Stochastic gradient Langevin dynamics (Welling and Teh 2011): each step adds noise."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1e-3)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn_like(p), alpha=1e-3)
+        super().step()
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Sharp": Sharp,
     "ScheduleFree": ScheduleFree,
     "Lookahead": Lookahead,
+    "DecayOfMatrices": DecayOfMatrices,
+    "Noisy": Noisy,
     "InFewBits": InFewBits,
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
     "LBFGS": torch.optim.LBFGS,

@@ -351,9 +351,13 @@ def test_adam_with_a_coarse_codec_is_warned_of() -> None:
         assert not any("Adam" in str(said) for said in (*run.warnings, *run.stats["remarks"]))
 
 
-def test_replicas_that_differ_are_named() -> None:
+@pytest.mark.parametrize("frozen", ["nothing", "a tensor", "a unit"])
+def test_replicas_that_differ_are_named(frozen: str) -> None:
     def train(rank: int) -> str:
         model = make_model()
+        if frozen == "a unit":
+            model.second.requires_grad_(False)
+        model.second.weight.requires_grad_(frozen == "nothing")
         with torch.no_grad():
             model.second.weight.add_(rank // 2)
         training = build(sharded(replicas=2), model)

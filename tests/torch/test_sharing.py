@@ -145,6 +145,8 @@ WRAPPED = {
     ("local", "Lookahead"): "Lookahead keeps weights in its state ('slow')",
     ("sharded", "Sharp"): "Sharp computes several gradients in a step",
     ("sharded", "ScheduleFree"): "ScheduleFree keeps weights in its state",
+    ("sharded", "DecayOfMatrices"): "DecayOfMatrices does not step each element by itself",
+    ("sharded", "Noisy"): "nothing",
     ("served", "Sharp"): "Sharp computes several gradients in a step",
     ("served", "LBFGS"): "LBFGS computes several gradients in a step",
     ("served", "ScheduleFree"): "ScheduleFree keeps weights in its state",
@@ -175,6 +177,25 @@ def test_what_an_optimizer_keeps_or_asks_for_is_given_or_refused(way: str, optim
 
     for said in threads(2, train):
         assert WRAPPED[way, optimizer] in said
+
+
+def test_a_moment_close_to_the_weights_is_none_of_them() -> None:
+    """The gradient of half the square of the weights is the weights."""
+
+    def steps(rank: int) -> None:
+        model = Tied()
+        optimizer = LocalSteps(AdamW(model.parameters(), lr=1e-3), model, **RAW)
+        for _ in range(4):
+            optimizer.zero_grad()
+            halves = [0.5 * (p - 1e-4).square().sum() for p in model.parameters()]
+            torch.stack(halves).sum().backward()
+            optimizer.step()
+        optimizer.close()
+
+    def train(rank: int) -> str:
+        return said_by(lambda: steps(rank))
+
+    assert threads(2, train) == ["nothing"] * 2
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])

@@ -46,8 +46,26 @@ def test_published_values_are_cast(tmp_path: Path, dtype: torch.dtype) -> None:
         master = {"w": values, "n": torch.ones(2), "d": torch.tensor(largest, dtype=torch.float64)}
         publisher.publish(master)
         found = received(tmp_path)
-        assert_same(found, {name: values.to(dtype) for name, values in master.items()})
+        assert float(found.pop("d")) == torch.finfo(dtype).max
+        assert_same(found, {name: master[name].to(dtype) for name in found})
         assert found["w"].float().isfinite()[3]
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, 8), (torch.float16, 11)])
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_float64_is_rounded_once(tmp_path: Path, dtype: torch.dtype, kept: int, kind: str) -> None:
+    """To the nearest of numbers with so many bits, also from beside the middle of two: float32 in
+    between would round to the middle, and then to even."""
+    generator = np.random.default_rng(5)
+    grid = np.ldexp(generator.integers(2 ** (kept - 1), 2**kept, 500).astype(float), 1 - kept)
+    middle = grid + 2.0**-kept
+    below, above = np.nextafter(middle, 0.0), np.nextafter(middle, 4.0)
+    values = np.concatenate([below, above, -below, -above])
+    expected = np.concatenate([grid, grid + 2.0 ** (1 - kept)] * 2) * np.sign(values)
+    master = {"w": torch.from_numpy(values) if kind == "torch" else values}
+    Publisher(tmp_path, dtype=dtype).publish(master)
+    found = torch.as_tensor(received(tmp_path)["w"])
+    np.testing.assert_array_equal(found.double().numpy(), expected)
 
 
 @pytest.mark.parametrize("dtype", WITH_INFINITY + WITHOUT)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import UninitializedParameter
 from torch.testing._internal.two_tensor import TwoTensor
 
+import gradwire
 from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
 
 
@@ -60,6 +61,31 @@ ODD: dict[str, tuple[Callable[[], Any], str, bool]] = {
 def values_of(owner: Any) -> list[list[float]]:
     found = owner if isinstance(owner, dict) else owner.state_dict()
     return [found[name].tolist() for name in ("a", "b")]
+
+
+def test_pytorch_sees_what_is_written(tmp_path: Path) -> None:
+    """So it refuses a backward pass whose forward pass had other weights."""
+    publisher, subscriber = Publisher(tmp_path), Subscriber(tmp_path)
+    values, target = torch.zeros(4), torch.zeros(4, requires_grad=True)
+    unlike = diff({"w": torch.full((4,), 2.0)}, {"w": torch.ones(4)})
+    frame = gradwire.encode(np.ones(4, np.float32), "raw")
+
+    def apply_version(step: float = 0.0) -> None:
+        publisher.publish({"w": values.add_(step)})
+        subscriber.fetch()
+        subscriber.apply_({"w": target})
+
+    writes: tuple[Callable[[], object], ...] = (
+        apply_version,  # the first in full, the second as a delta
+        lambda: apply_version(2.0),
+        lambda: patch({"w": target}, unlike),
+        lambda: gradwire.decode_into(frame, target.detach()),
+    )
+    for write in writes:
+        loss = target.square().sum()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("kind", ODD)

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.torch.optimizer_list import name_of
-from gradwire.torch.parameters import NamedTensor
+from gradwire.torch.parameters import NamedTensor, named_parameters
 from gradwire.torch.staging.moves import checksums_of
-from gradwire.torch.tensor_memory import local_of
+from gradwire.torch.tensor_memory import local_of, mark_of
+from gradwire.torch.unshared import UnsharedWatch, claim
 
 
 class ModuleHook:
@@ -77,7 +78,8 @@ class SharedParameters:
     """The parameters that an optimizer steps and a module computes with.
 
     `check` finds out if the user has given the optimizer others, put others into the module, or
-    made them of another shape or dtype: they would be exchanged no longer, or wrongly.
+    made them of another shape or dtype: they would be exchanged no longer, or wrongly. And it warns
+    of others that are trained beside them.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class SharedParameters:
         named: Sequence[NamedTensor],
         optimizer: Optimizer | None = None,
         model: nn.Module | None = None,
+        others: Sequence[NamedTensor] = (),
     ) -> None:
-        """owner: the class to name in errors. None: it has no such object."""
+        """owner: the class to name in errors. None: it has no such object. others: parameters of
+        the model beside `named`, where `model` is None."""
         self._owner = owner
         self._names = [name for name, _ in named]
         self._tensors = [tensor for _, tensor in named]
@@ -99,11 +103,15 @@ class SharedParameters:
         self._before_load: list[int] | None = None  # checksums
         self._may_load = True
         self._slots: list[_Slot] = []
+        self._now: Slots | None = None
+        self._others = others if model is None else self._others_in(model)
+        self._unshared = UnsharedWatch(owner)
+        claim(self._tensors, self)
         self._memory: list[int] = []
         if any(local_of(tensor) is not tensor for tensor in self._tensors):
             self.keep_memory()  # FSDP2 moves sharded parameters in and out of the module itself
         elif model is not None:
-            self._slots = list(_slots(model))
+            self._slots, self._now = list(_slots(model)), Slots(model)
 
     def keep_memory(self) -> None:
         """From now on the tensors must keep their memory, too."""
@@ -115,7 +123,7 @@ class SharedParameters:
             now = [p for group in self._optimizer.param_groups for p in group["params"]]
             if len(now) != len(self._tensors) or any(map(operator.is_not, now, self._tensors)):
                 self._refuse_groups(self._optimizer, now)
-        if any(entries.get(key) is not entry for entries, key, entry in self._slots):
+        if self._now is not None and self._now.have_changed():
             self._look_through_model()
         if [_kind(tensor) for tensor in self._tensors] != self._kinds:
             self._refuse_kinds()
@@ -124,6 +132,7 @@ class SharedParameters:
         for name, tensor, pointer in zip(self._names, self._tensors, self._memory, strict=False):
             if local_of(tensor).data_ptr() != pointer:
                 self._refuse(f"{name} was replaced", "load_state_dict(assign=True) or .data = ...")
+        self._unshared.look(self._others)
 
     # Values -------------------------------------------------------------------------------------
 
@@ -201,7 +210,12 @@ class SharedParameters:
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if id(tensor) not in here:
                 self._refuse(f"{name} left the module", "putting another layer in its place")
-        self._slots = list(_slots(self._model))
+        self._slots, self._now = list(_slots(self._model)), Slots(self._model)
+        self._others = self._others_in(self._model)
+
+    def _others_in(self, model: nn.Module) -> list[NamedTensor]:
+        ours = {id(tensor) for tensor in self._tensors}
+        return [(name, p) for name, p in named_parameters(model) if id(p) not in ours]
 
     def _refuse_kinds(self) -> None:
         for name, tensor, before in zip(self._names, self._tensors, self._kinds, strict=True):
@@ -223,12 +237,6 @@ class SharedParameters:
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Another one after each write to the tensor that PyTorch sees."""
-    local = local_of(tensor)
-    return local.data_ptr(), local._version
 
 
 def hookable_modules(model: nn.Module) -> Iterator[nn.Module]:

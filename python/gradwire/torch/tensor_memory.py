@@ -18,6 +18,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one after each write to the tensor that PyTorch sees."""
+    local = local_of(tensor)
+    return local.data_ptr(), local._version
+
+
 def _lacking_values(tensor: torch.Tensor) -> str:
     """What a tensor is whose values lie outside of its memory; empty if none do, or on the device
     meta."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
-import sys
 import threading
 import warnings
 import weakref
@@ -21,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout, is_goal, spell_out_codec
 from gradwire.errors import RECOMMENDED, sends_coarsely
-from gradwire.torch.errors import CoarseGradientsWarning
+from gradwire.torch.errors import CoarseGradientsWarning, level_of_user
 from gradwire.torch.live import LiveScalars
 from gradwire.torch.optimizer_list import OptimizerList, Optimizers, name_of, parts_of
 from gradwire.torch.parameters import ordinary_tensors
@@ -32,7 +30,6 @@ _MODES = ("train", "eval")  # methods of schedule-free optimizers
 # Optimizers of torch.distributed whose steps send parameters from rank to rank. (By name: their
 # modules take long to import.)
 _SENDING = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
-_OURS = re.compile(r"(gradwire|torch)(\.|$)")  # modules that do not call an optimizer for the user
 
 
 def require_optimizer(optimizer: object, others: str) -> None:
@@ -285,15 +282,6 @@ def _show_watches(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for ref in OptimizerWatch._all or ():
         if (watch := ref()) is not None and watch._watched:
             watch._look_at(optimizer)
-
-
-def level_of_user() -> int:
-    """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
-    called the optimizer: the first that is neither in gradwire nor in PyTorch."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _OURS.match(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once

@@ -47,8 +47,20 @@ def cast(view: View, dtype: str | None) -> View:
     else:
         torch = require_torch(f"dtype={PROGRAMS[dtype]!r}")
         values = values if is_torch(values) else _as_torch(view, torch)
+        if view.dtype == "F64" and dtype != "F32":
+            values = _rounded_to_odd(values, torch)
         values = values.to(getattr(torch, PROGRAMS[dtype]))
     return View(view.name, dtype, view.shape, values, view.at, view.whole)
+
+
+def _rounded_to_odd(values: Any, torch: Any) -> Any:
+    """float64 as float32, so that rounding this to fewer bits rounds the float64: PyTorch would
+    round to nearest twice. What is no float32 becomes the neighbour with an odd significand."""
+    nearest = values.to(torch.float32)
+    back, bits = nearest.to(torch.float64), nearest.view(torch.int32)
+    bits -= (back.abs() > values.abs()).to(torch.int32)  # the neighbour towards zero
+    bits |= ((back != values) & (values == values)).to(torch.int32)  # NaNs stay
+    return nearest
 
 
 def require_fit(views: Iterable[View], dtype: str | None) -> None:

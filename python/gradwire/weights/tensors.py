@@ -90,16 +90,20 @@ class View(Placed):
 
     def write(self, data: Bytes) -> None:
         """Gives it these bytes, which `read` may have returned."""
-        if not data.size or data.ctypes.data == _address(self.values):
+        if not data.size:
             return
+        is_there = data.ctypes.data == _address(self.values)
         if is_torch(self.values):
             import torch
 
+            if is_there:  # PyTorch has not seen the write
+                torch.autograd.graph.increment_version(self.values)
+                return
             whole = torch.empty(self.values.shape, dtype=self.values.dtype, device="cpu")
             whole.reshape(-1).view(torch.uint8).numpy()[:] = data
             with torch.inference_mode(self.values.is_inference()), torch.no_grad():
                 self.values.copy_(whole)
-        else:
+        elif not is_there:
             self.values[...] = data.view(self.values.dtype).reshape(self.values.shape)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,9 +35,8 @@ from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
 from gradwire.torch.parameters import NamedShape, named_parameters
-from gradwire.torch.staging.moves import moved
+from gradwire.torch.staging.moves import describe_values
 from gradwire.torch.stats import Stats
-from gradwire.torch.tensor_memory import local_of
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
 
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
@@ -237,20 +235,16 @@ class FullyShardComm(SessionOwner):
         return f"{shards.rank()} of {shards.size()}"
 
     def _compare_ranks(self) -> None:
-        """Compares HSDP's models. Averages of gradients keep replicas equal that began equal. And
-        inside a replica PyTorch communicates itself, so nothing else shows that a shard is of
-        another step."""
+        """Compares HSDP's models, frozen parameters too. Averages of gradients keep replicas equal
+        that began equal. And inside a replica PyTorch communicates itself, so nothing else shows
+        that a shard is of another step."""
         inner = self._inner_session
         assert inner is not None, "there are replicas"
         lines = [f"a state of step {self._iterations}"]
 
         def compare(wire: Transport) -> None:
-            for unit in self._units if self._iterations == 0 else ():
-                names = [name for name, _ in unit.gradients()]
-                shards = moved(local_of(parameter) for parameter in unit.parameters)
-                for name, values in zip(names, shards, strict=True):
-                    digest = hashlib.sha256(values.view(torch.uint8).numpy()).hexdigest()
-                    lines.append(f"{name} {digest}")
+            for unit in self._units:
+                lines.extend(describe_values(unit.all_shards()))
             agree("\n".join(lines), wire)
 
         inner.start(partial(agree, lines[0]), "comparing the steps of the shards").result()

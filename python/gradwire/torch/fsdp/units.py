@@ -16,7 +16,14 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch.network.engine import Unused
-from gradwire.torch.parameters import EXCHANGED, NamedShape, clean_name, named_parameters
+from gradwire.torch.parameters import (
+    EXCHANGED,
+    NamedShape,
+    NamedTensor,
+    clean_name,
+    named_parameters,
+)
+from gradwire.torch.tensor_memory import local_of
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -89,6 +96,10 @@ class Unit:
     def parameters(self) -> list[nn.Parameter]:
         """The sharded parameters that require a gradient, in the order of the reduced buffer."""
         return [p.sharded_param for p in self._trainable()]
+
+    def all_shards(self) -> list[NamedTensor]:
+        """This rank's shard of each parameter, also of those that require no gradient."""
+        return [(self._name(p), local_of(p.sharded_param)) for p in self._group.fsdp_params]
 
     def gradients(self) -> list[NamedShape]:
         """The whole tensors of the reduce-scatter, which FSDP2 cuts into rows: name and shape. A

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import CoarseGradientsWarning, PeerMismatchError
+from gradwire.torch.errors import CoarseGradientsWarning, PeerMismatchError, level_of_user
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import agree
@@ -46,7 +46,7 @@ from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.tensor_memory import require_memory
-from gradwire.torch.wrapping_optimizer import WrappingOptimizer, as_one, level_of_user, refuse_modes
+from gradwire.torch.wrapping_optimizer import WrappingOptimizer, as_one, refuse_modes
 
 if TYPE_CHECKING:
     from gradwire.torch.optimizers.local_stats import LocalStats

@@ -19,7 +19,7 @@ from gradwire.torch.checkpoint import Residual
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.parameters import all_finite, ordinary_tensors
 from gradwire.torch.staging.moves import moved
-from gradwire.torch.wrapping_optimizer import OwnUse
+from gradwire.torch.wrapping_optimizer import OwnUse, remake
 
 # These optimizers step a tensor as a whole, or take sparse gradients.
 _NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")
@@ -28,7 +28,7 @@ _NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer that cannot step a part of a tensor, or has stepped."""
     name = type(optimizer).__name__
-    if name in _NOT_ELEMENTWISE:
+    if name in _NOT_ELEMENTWISE or not _steps_elements(optimizer):
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
     # (Adagrad has its state before the first step.)
     if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
@@ -36,6 +36,35 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"the {name} has taken steps already, so its state is of whole tensors. Wrap a new "
             "one, and load a checkpoint that a ShardedOptimizer saved"
         )
+
+
+@ordinary_tensors()
+def _steps_elements(optimizer: Optimizer) -> bool:
+    """Whether two halves of a matrix, flat and each with an optimizer of its own, step as the whole
+    matrix does; True where a copy of the optimizer does not tell."""
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return True
+    weights, gradients = torch.linspace(-1, 2, 24), torch.linspace(1, -0.5, 24)
+
+    def step(*shape: int, half: slice = slice(None)) -> torch.Tensor:
+        groups = []
+        for group in optimizer.param_groups:
+            part = nn.Parameter(weights[half].reshape(shape).clone())
+            part.grad = gradients[half].reshape(shape)
+            lr = group.get("lr")
+            rate = torch.full_like(lr, 0.1) if isinstance(lr, torch.Tensor) else 0.1
+            groups.append({**group, "lr": rate, "params": [part]})
+        made = remake(optimizer, groups)
+        made.step()
+        made.step()
+        return torch.stack([group["params"][0].detach().reshape(-1) for group in groups], -1)
+
+    with torch.random.fork_rng(devices=()), contextlib.suppress(Exception):  # of its own code
+        whole, again = step(4, 6), step(4, 6)
+        halves = torch.cat([step(12, half=slice(12)), step(12, half=slice(12, 24))])
+        is_random = not torch.allclose(whole, again)
+        return is_random or torch.allclose(whole, halves, rtol=1e-3, atol=1e-4)
+    return True
 
 
 def keeps_residuals(layout: Layout) -> bool:

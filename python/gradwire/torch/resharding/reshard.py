@@ -182,7 +182,8 @@ def reshard(
 
     LocalSteps must have been saved after `synchronize()`, or in a step that exchanged all changes;
     then every rank's model is the same, and any of them is to be loaded. New rank r gets the state
-    of rank r % N's local optimizer. QSVRG draws its functions anew.
+    of rank r % N's local optimizer. QSVRG draws its functions anew. Entries are not copied: ranks
+    that are threads of one process load copies (`copy.deepcopy`).
 
     Raises ValueError unless the states are those of all ranks at one step, and for a world to which
     they can't be moved.

@@ -23,10 +23,9 @@ from gradwire.torch.server.group_options import (
     version_message,
 )
 from gradwire.torch.server.server_plan import PartPlan, ServerPlan
-from gradwire.torch.shared_parameters import mark_of
 from gradwire.torch.staging.moves import moved, overwrite, pack
 from gradwire.torch.staging.stage import Stage
-from gradwire.torch.tensor_memory import in_order_of
+from gradwire.torch.tensor_memory import in_order_of, mark_of
 
 Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
 Values = np.ndarray[Any, np.dtype[np.float32]]

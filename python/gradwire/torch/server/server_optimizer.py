@@ -157,14 +157,14 @@ class ServerOptimizer(WrappingOptimizer):
         buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
         self._plan = make_plan(settings, optimizer, named_parameters, buffers)
         self._settings, self._named = self._plan.settings, self._plan.named
-        self._setup = self._plan.describe()
         self._link: ServerLink | None = None
         self._places: Places | None = None
         if settings.store is not None:
-            self._places = Places(settings, servers, settings.timeout, self._setup)
+            setup = self._plan.describe() + self._plan.describe_frozen()
+            self._places = Places(settings, servers, settings.timeout, setup)
             if self._places.rank is None:
                 self._link = self._places.join(
-                    lambda meeting: ServerLink(meeting, settings.patience(False), self._setup)
+                    lambda meeting: ServerLink(meeting, settings.patience(False), setup)
                 )
                 self._link.drop_with(self)
         self.joined = self._link is not None
@@ -180,7 +180,9 @@ class ServerOptimizer(WrappingOptimizer):
                 self._barrier = TensorBarrier(model, self._side)
         super().__init__(optimizer)  # last: until then an error leaves it to the user
         self._is_connected = False
-        self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
+        self._shared = SharedParameters(
+            "ServerOptimizer", self._named, optimizer, model, self._plan.others
+        )
         self._steps = 0
         # The ranks that step the wrapped optimizer: the servers, or the workers.
         steps = self.is_server != settings.pulls_gradients
@@ -208,6 +210,9 @@ class ServerOptimizer(WrappingOptimizer):
     def connect(self) -> None:
         """Connects to the other ranks, compares setups, and gives workers the servers' model.
 
+        Parameters that require no gradient are not sent, and their values are compared, where
+        `model` or `named_parameters` gives their names (with `store` as they are when the object is
+        made).
         Every rank must call it before the first forward and after `load_state_dict`. A process that
         joins gets the model as the other workers have it, and the options of the last version.
         Raises PeerMismatchError naming the rank that differs, and the difference.
@@ -218,7 +223,8 @@ class ServerOptimizer(WrappingOptimizer):
             group, places = self._settings.process_group, self._places
             where = group if places is None else places.founding()
             patience = self._settings.patience(self.is_server)
-            self._link = ServerLink(where, patience, self._setup, self._side.state_text())
+            setup = self._plan.describe() + self._plan.describe_frozen()
+            self._link = ServerLink(where, patience, setup, self._side.state_text())
             self._link.drop_with(self)
         self._is_connected = True
         with self._link.entire("connect()"):

@@ -13,9 +13,16 @@ from gradwire._core import Layout
 from gradwire.torch.errors import UnmatchedPatternWarning
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import PART_BITS
-from gradwire.torch.parameters import NamedTensor, device_of, name_parameters, shapes_of
+from gradwire.torch.parameters import (
+    NamedTensor,
+    clean_name,
+    device_of,
+    name_parameters,
+    shapes_of,
+)
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.server_settings import INSTEAD, ServerSettings
+from gradwire.torch.staging.moves import describe_values
 from gradwire.torch.staging.stage import Stage, stage_for
 
 # Smaller tensors share a message with those that follow on the same server: a message takes about
@@ -29,7 +36,8 @@ PartPlan = tuple[Layout, Sequence[NamedTensor]]
 @dataclass
 class ServerPlan:
     """named, layout: of the whole model. parts: which each go their way. stage: of the model's
-    device, on this rank."""
+    device, on this rank. others: the model's parameters that the optimizer does not have, where
+    they have names."""
 
     settings: ServerSettings
     named: Sequence[NamedTensor]
@@ -37,11 +45,18 @@ class ServerPlan:
     parts: Sequence[PartPlan]
     buffers: ModelBuffers | None
     stage: Stage
+    others: Sequence[NamedTensor] = ()
 
     def describe(self) -> str:
-        """A line for each thing that must be alike."""
+        """A line for each thing that must be alike, but for values."""
         lines = [*self.settings.describe(), *(layout.describe() for layout, _ in self.parts)]
         return "\n".join(lines + ([] if self.buffers is None else [self.buffers.describe()]))
+
+    def describe_frozen(self) -> str:
+        """A line for the values of each parameter that requires no gradient: the servers, which
+        send the others, do not send it."""
+        lines = describe_values([pair for pair in self.others if not pair[1].requires_grad])
+        return "".join(f"\nno server sends {line}" for line in lines)
 
 
 def make_plan(
@@ -65,7 +80,9 @@ def make_plan(
     is_divided = settings.is_tensorwise and layout.segments
     parts = _divide(settings, layout, named) if is_divided else [(layout, named)]
     stage = stage_for(device_of(named), takes_kernels=False)
-    return ServerPlan(settings, named, layout, parts, buffers, stage)
+    ours = {id(tensor) for _, tensor in named}
+    others = [(clean_name(name), each) for name, each in pairs or () if id(each) not in ours]
+    return ServerPlan(settings, named, layout, parts, buffers, stage, others)
 
 
 def _require_pairs(given: Iterable[object]) -> list[NamedTensor]:

@@ -6,6 +6,7 @@ For what is copied now and then: a model that is sent to other ranks, states, an
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from gradwire._core import checksum32
 from gradwire.torch.network.transport import NOTHING, Bytes
-from gradwire.torch.parameters import ordinary_tensors, split_like, writing_to
+from gradwire.torch.parameters import NamedTensor, ordinary_tensors, split_like, writing_to
 from gradwire.torch.staging.copier import Copier, new_page_locked
 
 _MOST_GATHERED = 1 << 25  # bytes of small tensors that one copy takes: twice that is more memory
@@ -107,6 +108,13 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
 def checksums_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Of the bytes of each tensor."""
     return [checksum32(_bytes_of(values).numpy()) for values in moved(tensors)]
+
+
+def describe_values(named: Sequence[NamedTensor]) -> list[str]:
+    """A line for each tensor, which differs where its bytes do."""
+    values = moved(tensor for _, tensor in named)
+    digests = (hashlib.sha256(_bytes_of(each).numpy()).hexdigest()[:16] for each in values)
+    return [f"{name} {digest}" for (name, _), digest in zip(named, digests, strict=True)]
 
 
 class Shelf:
