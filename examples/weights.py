@@ -54,5 +54,10 @@ def sum_of(model: torch.nn.Module) -> int:
 
 
 if __name__ == "__main__":
-    run = {"train": train, "follow": follow}[sys.argv[1]]
-    run(sys.argv[2])
+    match sys.argv[1:]:
+        case ["train", store]:
+            train(store)
+        case ["follow", store]:
+            follow(store)
+        case _:
+            sys.exit("usage: weights.py train|follow FOLDER")

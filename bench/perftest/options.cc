@@ -18,7 +18,7 @@ constexpr const char* kUsage =
 Usage: mpirun -n N gradwire-perftest [OPTION...]
   --min SIZE, --max SIZE  bytes of float32, with K, M or G: powers of 1024 (1M, 64M)
   --factor F              from size to size (4)
-  --codec TEXT            (persistent: 3lc:s=1.75,coder=rice; blocking: bf16)
+  --codec TEXT            (persistent: 3lc:s=1.00,coder=rice; blocking: bf16)
   --pull-codec TEXT       (as codec)
   --tensor VALUES         how many have a scale of their own, as layers do; 0: the buffer as a whole
                           has one (262144)
@@ -131,7 +131,7 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
     }
   }
   if (collective.codec.empty()) {
-    collective.codec = options.persistent ? "3lc:s=1.75,coder=rice" : mpi::kCodecWithoutResidual;
+    collective.codec = options.persistent ? "3lc:s=1.00,coder=rice" : mpi::kCodecWithoutResidual;
   }
   for (const std::string& codec : {collective.codec, collective.pull_codec}) {
     if (codec.empty()) continue;

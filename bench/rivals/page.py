@@ -103,6 +103,11 @@ class Measured:
             return None
         return total(steps, own, plain, WAYS[way].plain_steps)
 
+    def sent(self, way: str) -> float:
+        """Bytes of all steps of a training."""
+        own, plain = (self.of_step(each, LINKS[1], "step_bytes") or 0.0 for each in (way, DDP))
+        return total(STEPS, own, plain, WAYS[way].plain_steps)
+
     def exchange(self, way: str, link: str) -> float | None:
         """Seconds of an exchange beyond the computation of its steps."""
         own = self.of_step(way, link, "step_seconds")
@@ -137,14 +142,16 @@ def _losses(found: Measured) -> str:
         sent = [found.cost(way, LINKS[1], "step_bytes", target) for target in TARGETS]
         rows.append([
             _named(way),
-            str(len(found.losses(way))),
             with_interval(found.losses(way)),
             *(_number(found.steps(way, target)) for target in TARGETS),
             *(_number(None if each is None else each / 1e6) for each in sent),
+            _number(found.sent(way) / 1e6),
         ])  # fmt: skip
-    targets = [f"{target:g}" for target in TARGETS]
-    heads = [f"{what} to {target}" for what in ("steps", "MB") for target in targets]
-    return table(("way", "seeds", "final", *heads), rows)
+    first, second = (f"to {target:g}" for target in TARGETS)
+    heads = [f"steps {first}", second, f"MB {first}", second, "in all"]
+    seeds = sorted({len(found.losses(way)) for way in found.ways})
+    text = f"Seeds of each way: {' to '.join(map(str, seeds[:: max(1, len(seeds) - 1)]))}."
+    return table(("way", "final", *heads), rows) + f"\n\n{text}"
 
 
 def _rates(found: Measured) -> str:
@@ -287,11 +294,10 @@ def quoted(found: Measured, names: Mapping[str, str]) -> str:
     link = LINKS[1]
     rows = []
     for way, name in names.items():
-        own, plain = (found.of_step(each, link, "step_bytes") or 0.0 for each in (way, DDP))
-        sent = total(STEPS, own, plain, WAYS[way].plain_steps)
         times = [found.cost(way, link, "step_seconds", target) for target in TARGETS]
         seconds = [_MISSING if each is None else f"{each:.0f} s" for each in times]
-        rows.append([name, *seconds, f"{fmean(found.losses(way)):.2f}", f"{sent / 1e6:,.0f} MB"])
+        sent = f"{found.sent(way) / 1e6:,.0f} MB"
+        rows.append([name, *seconds, f"{fmean(found.losses(way)):.2f}", sent])
     heads = [f"to {target:g}" for target in TARGETS]
     return table((f"{LINKS_IN_WORDS[link]}, {ONE_WAY_MS} ms", *heads, "final loss", "sent"), rows)
 

@@ -132,7 +132,7 @@ GW_API const gw_codec_info* gw_codec_info_at(size_t index);
 /* A codec with its parameters. */
 typedef struct gw_codec gw_codec;
 
-/* text: a codec string as everywhere in gradwire, such as "3lc" or "3lc:s=1.75,coder=rice".
+/* text: a codec string as everywhere in gradwire, such as "3lc" or "3lc:s=1.00,coder=rice".
    GW_UNKNOWN_CODEC and GW_BAD_PARAMETER: the message lists what is valid. */
 GW_API gw_status gw_codec_parse(const char* text, gw_codec** codec);
 GW_API void gw_codec_free(gw_codec* codec);

@@ -1,6 +1,6 @@
 """gradwire compresses the tensors that distributed training sends.
 
-    frame = gradwire.encode(x, "3lc:s=1.75")
+    frame = gradwire.encode(x, "3lc:s=1.00")
     y = gradwire.decode(frame)
 
 `Compressor` adds error feedback over steps; `gradwire.torch` trains with PyTorch, and

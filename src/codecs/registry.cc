@@ -61,9 +61,8 @@ ResidualType parse_residual_type(bool feedback, Parameters& given) {
   return ResidualType::kNone;
 }
 
-Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view written,
-                                                      FeedbackDefault feedback) {
-  const std::string text = spell_out_codec(written);
+Result<std::shared_ptr<const Codec>> parse_spelled_out(const std::string& text,
+                                                       FeedbackDefault feedback) {
   const std::string name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
@@ -85,6 +84,15 @@ Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view written,
   }
   return Status(StatusCode::kUnknownCodec,
                 "unknown codec '" + name + "'; valid names are: " + valid_names());
+}
+
+Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view written,
+                                                      FeedbackDefault feedback) {
+  const std::string text = spell_out_codec(written);
+  Result<std::shared_ptr<const Codec>> parsed = parse_spelled_out(text, feedback);
+  if (parsed.ok() || text == written) return parsed;
+  return Status(parsed.status().code(), parsed.status().message() + ". '" + std::string(written) +
+                                            "' stands for '" + text + "'");
 }
 
 }  // namespace

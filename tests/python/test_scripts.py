@@ -382,13 +382,16 @@ def test_the_demo_installs_what_it_imports_and_no_tools() -> None:
 def test_the_demo_trains_with_valid_options() -> None:
     from gradwire.cli.app import make_command
     from gradwire_lab.train import rivals, settings
+    from gradwire_lab.train.config import read_config
     from gradwire_lab.train.options import from_options
 
     script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8")
     _, _, options = script.partition("exec .venv/bin/gradwire train ")
     words = shlex.split(options.replace("\\\n", "").replace('"$@"', ""))
-    given = make_command("train").make_context("train", words).params
-    chosen = from_options({k: v for k, v in given.items() if k in settings.options()})
+    given = make_command("train").make_context("train", [*words, "--steps", "400"]).params
+    assert given["steps"] == 400, "as the script's head says"
+    usual = {name: given[name] for name in settings.options()}
+    chosen = from_options(usual | read_config(ROOT / given["config"]))
     assert chosen.codecs[0] == rivals.PLAIN_DDP, "the goal is that of the first codec"
     assert chosen.steps // chosen.eval_every >= 10, "else the time to the goal is not known"
     # The folder that README and the script's head name.

@@ -9,7 +9,7 @@ import pytest
 
 from rivals import page, results
 from rivals.arithmetic import steps_to, total
-from rivals.ways import CHANGES, DDP, LINKS, POWER_SGD, RAW, TARGETS, TORCHFT, WAYS
+from rivals.ways import CHANGES, DDP, LINKS, POWER_SGD, RAW, STEPS, TARGETS, TORCHFT, WAYS
 
 EVALUATIONS = [[30, 1.0, 3.0], [60, 2.0, 2.5], [90, 3.0, 2.6], [120, 4.0, 2.0]]
 
@@ -41,8 +41,9 @@ def test_page_names_who_is_first_and_what_is_not_reached() -> None:
     # DDP's loss falls from 3 to 2 in a hundred steps.
     steps, more = (round(200 - 100 * (target - 2.0)) for target in TARGETS)
     text = page.text(lines)
-    assert f"| {DDP} | 1 | 2 | {steps} | {more} | {2 * steps} | {2 * more} |" in text
-    assert f"| **{CHANGES}** | 1 | {easy} | 200 | - | 400 | - |" in text
+    assert f"| {DDP} | 2 | {steps} | {more} | {2 * steps} | {2 * more} | {2 * STEPS:,} |" in text
+    assert "Seeds of each way: 1." in text
+    assert f"| **{CHANGES}** | {easy} | 200 | - | 400 | - | {2 * STEPS:,} |" in text
     assert f"| **{CHANGES}** | 1,000 | 200 | - |" in text
     assert f"To {easy} gradwire is first: {CHANGES} takes 200 s" in text
     assert f"To {hard} " not in text  # nobody to compare with

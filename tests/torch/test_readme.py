@@ -79,6 +79,7 @@ def test_the_example_is_the_same_program() -> None:
     example = EXAMPLE.read_text(encoding="utf-8")
     own = [line.partition("  #")[0].strip() for line in TRAINING.splitlines()]
     assert [line for line in own if line not in example] == [
+        "# torchrun --nproc-per-node 4 program.py",
         'optimizer = compress(model, adamw, codec="small", clip_norm=1.0)',
         "for inputs, targets in batches:",
         "loss = torch.nn.functional.cross_entropy(model(inputs), targets)",

@@ -23,7 +23,7 @@ def codecs(
 ) -> None:
     """List the codecs that one needs; with --all every codec and its parameters.
 
-    A codec is written as its name and, after a colon, parameters: 3lc:s=1.75,coder=zre
+    A codec is written as its name and, after a colon, parameters: 3lc:s=1.00,coder=rice
     """
     listed = gradwire.codecs()
     if as_json:

@@ -45,7 +45,7 @@ _SLICE = 1 << 20
 _LARGE_ERROR = math.sqrt(0.5)
 
 
-_CODEC_HELP = "Codec and parameters, such as bf16 or 3lc:s=1.75; see `gradwire codecs`."
+_CODEC_HELP = "Codec and parameters, such as bf16 or 3lc:s=1.00; see `gradwire codecs`."
 _PLAIN_HELP = "Store tensors whose name matches as they are (shell pattern, repeatable)."
 
 

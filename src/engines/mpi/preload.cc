@@ -177,7 +177,13 @@ Preload& preload() {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* path = std::getenv("GRADWIRE_MPI_CONFIG");
-    if (path == nullptr || *path == '\0') return;
+    if (path == nullptr || *path == '\0') {
+      if (world_rank() == 0) {
+        std::fprintf(stderr,
+                     "gradwire: nothing is compressed: GRADWIRE_MPI_CONFIG names no file\n");
+      }
+      return;
+    }
     Result<Config> config = read_config(path);
     if (!config.ok()) stop(config.status().message());
     announce(path, config.value());
