@@ -64,7 +64,9 @@ struct EncodedDelta {
 // What encode_delta leaves in `base`: the array as it was, or the result.
 enum class DeltaBase : uint8_t { kKeep, kFollow };
 
-// Writes to `delta` how `base` becomes `result`. Neither array need be aligned.
+// Writes to `delta` how `base` becomes `result`. Neither array need be aligned. If another thread
+// writes to `result` meanwhile, the delta, its digest and a base that follows are of the same mix
+// of its values.
 //   follow: kFollow makes `base` equal to `result` in the same pass.
 //   base_digest: digest_array(base), if the caller knows it; it saves a pass over the base in
 //   cache. kLengthMismatch: the arrays differ in length, or it is no multiple of the element's

@@ -1,5 +1,6 @@
 #include "delta/chunk_codec.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 
@@ -39,17 +40,17 @@ struct FarSteps {
 
 constexpr size_t bytes_of_bits(size_t count) { return (count + 7) / 8; }
 
-size_t find_steps(const Kernels& kernels, const uint8_t* from, const uint8_t* to, size_t n,
+size_t find_steps(const Kernels& kernels, const StepArrays<uint8_t>& arrays, size_t n,
                   ElementOrder order, StepBits steps) {
-  return kernels.find_steps8(from, to, n, order, steps);
+  return kernels.find_steps8(arrays, n, order, steps);
 }
-size_t find_steps(const Kernels& kernels, const uint16_t* from, const uint16_t* to, size_t n,
+size_t find_steps(const Kernels& kernels, const StepArrays<uint16_t>& arrays, size_t n,
                   ElementOrder order, StepBits steps) {
-  return kernels.find_steps16(from, to, n, order, steps);
+  return kernels.find_steps16(arrays, n, order, steps);
 }
-size_t find_steps(const Kernels& kernels, const uint32_t* from, const uint32_t* to, size_t n,
+size_t find_steps(const Kernels& kernels, const StepArrays<uint32_t>& arrays, size_t n,
                   ElementOrder order, StepBits steps) {
-  return kernels.find_steps32(from, to, n, order, steps);
+  return kernels.find_steps32(arrays, n, order, steps);
 }
 
 // A sparse chunk of at most n / kMostSparse changes.
@@ -86,13 +87,25 @@ class SparseCode {
   uint8_t bytes_[2 * places_room(kMost) + bytes_of_bits(kMost) + far_sizes_room(kMost)];
 };
 
+// Gives `before` the elements of words without changes, too.
+template <typename Bits>
+void complete_before(const StepArrays<Bits>& arrays, const ChunkSteps& steps, uint64_t n) {
+  for (uint64_t at = 0; at < n; at += kWordBits) {
+    if (steps.changed[at / kWordBits] == 0) {
+      std::copy_n(arrays.after + at, std::min<uint64_t>(n - at, kWordBits), arrays.before + at);
+    }
+  }
+}
+
 // The smallest of a sparse and a dense chunk, if one has fewer than `limit` bytes with the number
 // that says its size; kVerbatim, of which nothing is written, if none has.
 template <typename Bits>
-CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from, const Bits* to,
+CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const StepArrays<Bits>& arrays,
                         uint64_t n, ElementOrder order, uint8_t* out) {
   ChunkSteps steps;
-  const size_t changed = find_steps(kernels, from, to, n, order, steps.bits());
+  const size_t changed = find_steps(kernels, arrays, n, order, steps.bits());
+  const Bits* from = arrays.before != nullptr ? arrays.before : arrays.from;
+  const Bits* to = arrays.after;
   if (changed == 0) return {};
   CodedChunk best{.mode = ChunkMode::kVerbatim, .changed = static_cast<uint32_t>(changed)};
   const auto take_if_smaller = [&](ChunkMode mode, uint64_t size) {
@@ -111,6 +124,7 @@ CodedChunk encode_below(uint64_t limit, const Kernels& kernels, const Bits* from
   // Each element of a dense chunk takes a bit or more, and each that changed one more, its sign.
   if (best.mode == ChunkMode::kVerbatim ||
       (changed > n / kLeastDense && 8 * uint64_t{best.size} > n + changed)) {
+    if (arrays.before != nullptr) complete_before(arrays, steps, n);
     const DenseCode<Bits> dense(kernels, from, to, n, order);
     if (take_if_smaller(ChunkMode::kDense, dense.size())) dense.write(out);
   }
@@ -182,21 +196,22 @@ bool apply_sparse(const Kernels& kernels, std::span<const uint8_t> bytes, Bits* 
 }  // namespace
 
 template <typename Bits>
-CodedChunk encode_chunk(const Kernels& kernels, const Bits* from, const Bits* to, uint64_t n,
+CodedChunk encode_chunk(const Kernels& kernels, const StepArrays<Bits>& arrays, uint64_t n,
                         ElementOrder order, uint8_t* out) {
   const uint64_t size = n * sizeof(Bits);
-  CodedChunk coded = encode_below(size, kernels, from, to, n, order, out);
+  CodedChunk coded = encode_below(size, kernels, arrays, n, order, out);
   if (coded.mode == ChunkMode::kVerbatim) {
-    std::memcpy(out, to, size);
+    std::memcpy(out, arrays.after, size);
     coded.size = static_cast<uint32_t>(size);
   }
   return coded;
 }
 
 template <typename Bits>
-CodedChunk encode_steps(const Kernels& kernels, const Bits* steps, uint64_t n, uint8_t* out) {
+CodedChunk encode_steps(const Kernels& kernels, Bits* steps, uint64_t n, uint8_t* out) {
   static constexpr Bits kNone[kDeltaChunk] = {};
-  return encode_below(UINT64_MAX, kernels, kNone, steps, n, ElementOrder::kInteger, out);
+  const StepArrays<Bits> arrays{kNone, steps, nullptr, steps};
+  return encode_below(UINT64_MAX, kernels, arrays, n, ElementOrder::kInteger, out);
 }
 
 template <typename Bits>
@@ -236,25 +251,25 @@ void apply_steps(const Kernels& kernels, const SparseSteps& steps, Bits* values,
                       steps.far_sizes.data(), values, n, order);
 }
 
-template CodedChunk encode_chunk(const Kernels&, const uint8_t*, const uint8_t*, uint64_t,
-                                 ElementOrder, uint8_t*);
-template CodedChunk encode_steps(const Kernels&, const uint8_t*, uint64_t, uint8_t*);
+template CodedChunk encode_chunk(const Kernels&, const StepArrays<uint8_t>&, uint64_t, ElementOrder,
+                                 uint8_t*);
+template CodedChunk encode_steps(const Kernels&, uint8_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint8_t*, uint64_t,
                           ElementOrder);
 template std::optional<SparseSteps> decode_sparse<uint8_t>(const Kernels&, std::span<const uint8_t>,
                                                            uint64_t);
 template void apply_steps(const Kernels&, const SparseSteps&, uint8_t*, uint64_t, ElementOrder);
-template CodedChunk encode_chunk(const Kernels&, const uint16_t*, const uint16_t*, uint64_t,
+template CodedChunk encode_chunk(const Kernels&, const StepArrays<uint16_t>&, uint64_t,
                                  ElementOrder, uint8_t*);
-template CodedChunk encode_steps(const Kernels&, const uint16_t*, uint64_t, uint8_t*);
+template CodedChunk encode_steps(const Kernels&, uint16_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint16_t*, uint64_t,
                           ElementOrder);
 template std::optional<SparseSteps> decode_sparse<uint16_t>(const Kernels&,
                                                             std::span<const uint8_t>, uint64_t);
 template void apply_steps(const Kernels&, const SparseSteps&, uint16_t*, uint64_t, ElementOrder);
-template CodedChunk encode_chunk(const Kernels&, const uint32_t*, const uint32_t*, uint64_t,
+template CodedChunk encode_chunk(const Kernels&, const StepArrays<uint32_t>&, uint64_t,
                                  ElementOrder, uint8_t*);
-template CodedChunk encode_steps(const Kernels&, const uint32_t*, uint64_t, uint8_t*);
+template CodedChunk encode_steps(const Kernels&, uint32_t*, uint64_t, uint8_t*);
 template bool apply_chunk(const Kernels&, ChunkMode, std::span<const uint8_t>, uint32_t*, uint64_t,
                           ElementOrder);
 template std::optional<SparseSteps> decode_sparse<uint32_t>(const Kernels&,

@@ -32,14 +32,14 @@ struct CodedChunk {
   uint32_t changed = 0;
 };
 
-// Codes how `from` becomes `to`, n elements of at most kDeltaChunk, into chunk_room(n) bytes.
+// Codes how `from` becomes `after`, n elements of at most kDeltaChunk, into chunk_room(n) bytes.
 template <typename Bits>
-CodedChunk encode_chunk(const Kernels& kernels, const Bits* from, const Bits* to, uint64_t n,
+CodedChunk encode_chunk(const Kernels& kernels, const StepArrays<Bits>& arrays, uint64_t n,
                         ElementOrder order, uint8_t* out);
 
 // The same for steps alone, whose elements are not known; never kVerbatim.
 template <typename Bits>
-CodedChunk encode_steps(const Kernels& kernels, const Bits* steps, uint64_t n, uint8_t* out);
+CodedChunk encode_steps(const Kernels& kernels, Bits* steps, uint64_t n, uint8_t* out);
 
 // Undoes encode_chunk in place. false: the bytes are not valid; some values may be changed then.
 template <typename Bits>

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/checksum.h"
@@ -86,25 +88,40 @@ auto with_bits(DeltaElement element, const With& with) {
   }
 }
 
-// A chunk's elements, which may lie at any address, as the compiler needs them.
-template <typename Bits>
+// A chunk's elements, which may lie at any address, as the compiler needs them. Values: unsigned
+// integers of their width, const or not.
+template <typename Values>
 class Aligned {
  public:
-  Aligned(const std::byte* at, uint64_t n) {
-    if (reinterpret_cast<uintptr_t>(at) % alignof(Bits) == 0) {
-      values_ = reinterpret_cast<const Bits*>(at);
+  using Byte = std::conditional_t<std::is_const_v<Values>, const std::byte, std::byte>;
+
+  Aligned(Byte* at, uint64_t n) : at_(at) {
+    if (reinterpret_cast<uintptr_t>(at) % alignof(Values) == 0) {
+      values_ = reinterpret_cast<Values*>(at);
       return;
     }
     copy_.resize(n);
-    std::memcpy(copy_.data(), at, n * sizeof(Bits));
+    std::memcpy(copy_.data(), at, n * sizeof(Values));
     values_ = copy_.data();
   }
-  [[nodiscard]] const Bits* values() const { return values_; }
+  [[nodiscard]] Values* values() const { return values_; }
+  // Takes what was written to values() to where the elements lie.
+  void write_back() const {
+    if (!copy_.empty()) std::memcpy(at_, copy_.data(), copy_.size() * sizeof(Values));
+  }
 
  private:
-  const Bits* values_;
-  std::vector<Bits> copy_;
+  Byte* at_;
+  Values* values_;
+  std::vector<std::remove_const_t<Values>> copy_;
 };
+
+// Memory of this thread for the elements of a chunk, which stays in its cache.
+template <typename Bits>
+Bits* chunk_of_thread() {
+  thread_local const auto kChunk = std::make_unique_for_overwrite<Bits[]>(kDeltaChunk);
+  return kChunk.get();
+}
 
 // Places and modes of the chunks of a payload.
 struct ChunkIndex {
@@ -291,15 +308,18 @@ Result<EncodedDelta> encode_delta(DeltaElement element, std::span<std::byte> bas
       const uint64_t at = chunk * kDeltaChunk * sizeof(Bits);
       const uint64_t values = chunk_values(n, chunk);
       const Aligned<Bits> from(base.data() + at, values);
-      const Aligned<Bits> to(result.data() + at, values);
+      const Aligned<const Bits> to(result.data() + at, values);
       const auto part = [&](const Bits* first) { return std::as_bytes(std::span(first, values)); };
       if (!base_digest) before.add(at, part(from.values()));
-      const CodedChunk coded = encode_chunk<Bits>(execution.kernels(), from.values(), to.values(),
-                                                  values, order_of(element), out);
-      after.add(at, part(to.values()));
-      if (follow == DeltaBase::kFollow && coded.changed != 0) {
-        std::memcpy(base.data() + at, to.values(), values * sizeof(Bits));
-      }
+      // From here on `after` stands for `to`, which another thread may write to.
+      const bool follows = follow == DeltaBase::kFollow;
+      Bits* copy = chunk_of_thread<Bits>();
+      const StepArrays<Bits> arrays{from.values(), to.values(), follows ? copy : nullptr,
+                                    follows ? from.values() : copy};
+      const CodedChunk coded =
+          encode_chunk(execution.kernels(), arrays, values, order_of(element), out);
+      after.add(at, part(arrays.after));
+      if (follows) from.write_back();
       return coded;
     });
   });

@@ -180,6 +180,33 @@ TEST_P(DeltaTest, ArraysMayLieAnywhere) {
   EXPECT_EQ(Bytes(values.begin(), values.end()), after);
 }
 
+// Another thread may write to the result meanwhile. Here the delta does, which lies there, too:
+// each chunk is written when its steps are found, and before its digest is made.
+TEST_P(DeltaTest, AResultThatChangesMeanwhileIsReadOnce) {
+  constexpr size_t kResultAt = 56;  // aligned, and after the first bytes of the first chunk
+  for (const uint64_t n : {1000, 65536}) {
+    const Bytes before = base(n);
+    const Bytes after = result(before);
+    for (const std::string_view target : simd_targets()) {
+      for (const DeltaBase follow : {DeltaBase::kKeep, DeltaBase::kFollow}) {
+        SCOPED_TRACE(std::string(target) + ", n = " + std::to_string(n));
+        Execution execution = make_execution(target);
+        Bytes memory(max_delta_size(element(), n));
+        std::ranges::copy(after, memory.begin() + kResultAt);
+        const auto live = std::span<const std::byte>(memory).subspan(kResultAt, after.size());
+        Bytes follower = before;
+        const auto written = encode_delta(element(), follower, live, follow, memory, execution);
+        memory.resize(written.value().size);
+        EXPECT_EQ(follower, follow == DeltaBase::kFollow ? after : before);
+        Bytes values = before;
+        const Status applied = apply(memory, values, execution);
+        ASSERT_TRUE(applied.ok()) << applied.message();
+        ASSERT_EQ(values, after);
+      }
+    }
+  }
+}
+
 TEST_P(DeltaTest, FoldsWithWhatFollows) {
   Execution execution = make_execution();
   for (const Change& next : kChanges) {

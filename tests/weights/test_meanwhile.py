@@ -1,4 +1,4 @@
-"""A store that others prune, or a publisher that others share, meanwhile."""
+"""A store that others prune, or a publisher or a model that others use, meanwhile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import torch
 
-from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, fold, prune
+from gradwire import _core
+from gradwire.weights import (
+    Publisher,
+    StaleBaseError,
+    Subscriber,
+    WeightsError,
+    diff,
+    fold,
+    patch,
+    prune,
+)
 from gradwire.weights.folder import MemoryFolder
+from gradwire.weights.tensors import Bytes
 from states import assert_same, state_of
 
 State = dict[str, Any]
@@ -123,6 +135,58 @@ def test_threads_share_a_publisher() -> None:
         subscriber.fetch(published[time].version)
         subscriber.apply_(target)
         assert_same(target, state_of(time))
+
+
+def test_a_model_that_is_written_meanwhile_is_published_whole() -> None:
+    """Values were read more than once: receivers refused the version, and all that follow."""
+    store, state, target = MemoryFolder(), {"x": torch.zeros(2**20)}, State()
+    publisher, subscriber, done = Publisher(store, anchor_every=0), Subscriber(store), Event()
+
+    def step() -> None:
+        while not done.is_set():
+            state["x"].add_(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        stepping = pool.submit(step)
+        try:
+            for version in range(1, 31):
+                publisher.publish(state)
+                subscriber.fetch()
+                assert subscriber.apply_(target).version == version
+        finally:
+            done.set()
+        stepping.result()
+    publisher.publish(state)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(target, state)
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_what_goes_in_full_is_read_once(monkeypatch: pytest.MonkeyPatch, publishes: bool) -> None:
+    """Here another thread writes when the digest was made."""
+    state, target = {"x": torch.arange(1000)}, State()
+    digest_array = _core.digest_array
+
+    def digest_and_step(array: Bytes, *, threads: int = 1) -> int:
+        digest = digest_array(array, threads=threads)
+        state["x"] += 1
+        return digest
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "digest_array", digest_and_step)
+        if publishes:
+            store = MemoryFolder()
+            Publisher(store).publish(state)
+        else:
+            delta = diff({}, state)
+    if publishes:
+        subscriber = Subscriber(store)
+        subscriber.fetch()
+        subscriber.apply_(target)
+    else:
+        patch(target, delta)
+    assert torch.all(target["x"] < state["x"])
 
 
 def test_threads_share_a_subscriber() -> None:

@@ -68,6 +68,29 @@ def test_a_receiver_follows(tmp_path: Path, base: Path) -> None:
     assert len(list((tmp_path / "out" / "weight_v000004").iterdir())) == 1
 
 
+def test_what_another_thread_writes_is_read_once(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that mixes two steps is followed, too, and so is the next."""
+    folders = WeightFolders(tmp_path / "out", base)
+    local = tmp_path / "local.safetensors"
+    local.write_bytes((base / "model.safetensors").read_bytes())
+    state, write = state_of(1), WeightFolders._write
+
+    def step_before_writing(*given: Any) -> None:
+        for values in state.values():
+            values.copy_(values.flip(0))
+        write(*given)
+
+    monkeypatch.setattr(WeightFolders, "_write", step_before_writing)
+    folders.publish(state)
+    monkeypatch.undo()
+    folders.publish(state)
+    for version in (1, 2):
+        pull(local, tmp_path / "out", version)
+    assert_same(safetensors.torch.load_file(local), state)
+
+
 def test_dtype_names_and_tied_tensors(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     safetensors.torch.save_file({"model.embed": torch.zeros(40, dtype=torch.bfloat16)}, base)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradwire.container import Tensor
 from gradwire.errors import requiring
 from gradwire.files import replace_file
@@ -111,10 +113,13 @@ class WeightFolders:
             if difference.any():
                 data = zstandard.ZstdCompressor(level=_LEVEL).compress(difference.data)
                 tensors.append(Tensor(name, "U8", (len(data),), memoryview(data)))
-                checksums[name] = f"{zlib.adler32(new.data):08x}"
+                # Not of `new`, which another thread may be writing.
+                checksums[name] = f"{zlib.adler32((base ^ difference).data):08x}"
         self._write(folder, order_in_file(tensors), checksums)
-        for name in checksums:
-            self._base[name].read()[:] = news[name]
+        for tensor in tensors:
+            changed = zstandard.ZstdDecompressor().decompress(tensor.data)
+            base = self._base[tensor.name].read()
+            base ^= np.frombuffer(changed, np.uint8)
         self.version += 1
         return self.version
 

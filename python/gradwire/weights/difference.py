@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ def diff(old: Any, new: Any, *, threads: int = 1) -> bytes:
         WeightsError: One of them is no tensor; the message names it.
     """
     before, after = views_of(old), views_of(new)
-    update = make_update(before, after, Update(1, 0), threads)
+    update = make_update(before, after, Update(1, 0), threads, read=View.read_copy)
     return b"".join(bytes(piece) for piece in write_update(update))
 
 
@@ -123,8 +123,10 @@ def make_update(
     into: Update,
     threads: int,
     track: Track = iter,
+    read: Callable[[View], Bytes] = View.read,
 ) -> Update:
-    """Adds to `into` how the tensors `before` become those `after`. track: sees these."""
+    """Adds to `into` how the tensors `before` become those `after`. track: sees these. read: reads
+    those that go as they are; a copy, if another thread may write to them meanwhile."""
     tied = dict(tied_names(after))
     for key in track(list(after)):
         view = after[key]
@@ -132,8 +134,11 @@ def make_update(
             into.add(tied_entry(view, tied[key]))
             continue
         old = before.get(key)
-        base = old.read() if old is not None and old.form == view.form else None
-        into.add(*encode(view, base, threads))
+        if old is not None and old.form == view.form:
+            into.add(*encode(view, old.read(), threads))
+        else:
+            data = read(view)
+            into.add(full_entry(view, data, threads), data)
     return into
 
 
@@ -142,19 +147,23 @@ def tied_entry(view: View, to: str) -> Entry:
     return Entry(*head, "tied", at=view.at, whole=view.whole, to=to)
 
 
-def encode(
-    view: View, base: Bytes | None, threads: int, known: int | None = None, follow: bool = False
-) -> tuple[Entry, Blob | None]:
-    """The entry of a tensor, and the bytes that make it from `base`.
+def full_entry(view: View, data: Bytes, threads: int) -> Entry:
+    """That of a tensor which goes as it is, with the bytes that were read from it."""
+    digest = _core.digest_array(data, threads=threads)
+    entry = Entry(view.name, view.dtype, view.shape, "full", at=view.at, whole=view.whole)
+    return replace(entry, digest=digest, changed=entry.numel, size=data.size)
 
-    base: None where there is none, and the tensor goes as it is. known: the base's digest.
-    follow: makes `base` equal to the tensor.
+
+def encode(
+    view: View, base: Bytes, threads: int, known: int | None = None, follow: bool = False
+) -> tuple[Entry, Blob | None]:
+    """The entry of a tensor, and the bytes that make it from `base`. If another thread writes to
+    it meanwhile, they all are of the same mix of values.
+
+    known: the base's digest. follow: makes `base` equal to the tensor.
     """
     data = view.read()
-    entry = Entry(view.name, view.dtype, view.shape, "full", at=view.at, whole=view.whole)
-    if base is None:
-        digest = _core.digest_array(data, threads=threads)
-        return replace(entry, digest=digest, changed=entry.numel, size=data.size), data
+    entry = Entry(view.name, view.dtype, view.shape, "delta", at=view.at, whole=view.whole)
     width, is_float = element_of(view.dtype)
     room = np.empty(_core.max_delta_size(data.size // width, width), np.uint8)
     written = _core.encode_delta(
@@ -171,7 +180,7 @@ def encode(
     if not written["changed"]:
         return replace(entry, kind="same", **digests), None
     size, changed = written["size"], min(written["changed"], entry.numel)
-    return replace(entry, kind="delta", changed=changed, size=size, **digests), room[:size].copy()
+    return replace(entry, changed=changed, size=size, **digests), room[:size].copy()
 
 
 def fold_updates(first: Update, second: Update, threads: int) -> Update:

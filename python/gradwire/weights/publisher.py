@@ -15,7 +15,13 @@ import numpy as np
 from gradwire.option_record import explains_arguments
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
-from gradwire.weights.difference import encode, fold_updates, make_update, tied_entry
+from gradwire.weights.difference import (
+    encode,
+    fold_updates,
+    full_entry,
+    make_update,
+    tied_entry,
+)
 from gradwire.weights.errors import ConflictError, DamagedVersionError, WeightsError
 from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.manifest import Manifest, Writer, label_of
@@ -127,7 +133,8 @@ class Publisher:
 
     @explains_arguments
     def publish(self, state: Any, *, anchor: bool = False) -> Published:
-        """Publishes the tensors as the next version; it exists when this returns.
+        """Publishes the tensors as the next version; it exists when this returns. If another thread
+        writes to them meanwhile, the version is a mix of two steps.
 
         Args:
             state: A dictionary of arrays, tensors or `Shard`s, or a model with state_dict(). Of a
@@ -283,8 +290,8 @@ class Publisher:
             if copy is not None and before is not None and before.form == view.form:
                 entry, blob = encode(view, copy, self._threads, before.digest, follow=True)
             else:
-                entry, blob = encode(view, None, self._threads)
-                blob = copy = np.array(blob)  # the memory is the model's, and will change
+                blob = copy = view.read_copy()  # the memory is the model's, and will change
+                entry = full_entry(view, copy, self._threads)
                 if update.base == 0:
                     unlike.append((view, before))
             update.add(entry, blob)

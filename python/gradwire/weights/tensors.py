@@ -88,6 +88,11 @@ class View(Placed):
             return values.as_strided((values.numel(),), (1,)).view(torch.uint8).numpy()
         return np.ascontiguousarray(self.values).reshape(-1).view(np.uint8)
 
+    def read_copy(self) -> Bytes:
+        """Its bytes in C order, in memory that nobody else writes."""
+        data = self.read()
+        return data.copy() if data.ctypes.data == _address(self.values) else data
+
     def write(self, data: Bytes) -> None:
         """Gives it these bytes, which `read` may have returned."""
         if not data.size:
@@ -276,7 +281,7 @@ def raw_values(data: Bytes, shape: tuple[int, ...]) -> Bytes:
 
 def copy_of(view: View) -> View:
     """The tensor in memory of its own, as bytes."""
-    return replace(view, values=raw_values(view.read().copy(), view.shape))
+    return replace(view, values=raw_values(view.read_copy(), view.shape))
 
 
 def element_of(dtype: str) -> tuple[int, bool]:

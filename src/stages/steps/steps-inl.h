@@ -21,6 +21,13 @@ HWY_INLINE hn::Vec<D> ordered_lanes(D d, hn::Vec<D> bits, ElementOrder order) {
   return hn::Xor(bits, hn::And(hn::BroadcastSignBit(bits), magnitude));
 }
 
+template <class D, typename T>
+HWY_INLINE void copy_word(D d, const T* from, T* to) {
+  for (size_t i = 0; i < kWordBits; i += hn::Lanes(d)) {
+    hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+  }
+}
+
 // Whether the 64 elements of a word are the same bits.
 template <class D, typename T>
 HWY_INLINE bool is_same_word(D d, const T* from, const T* to) {
@@ -32,11 +39,13 @@ HWY_INLINE bool is_same_word(D d, const T* from, const T* to) {
 }
 
 template <ElementOrder kOrder, typename Bits>
-size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits steps) {
+size_t find_steps_in(const StepArrays<Bits>& arrays, size_t n, StepBits steps) {
   using Signed = std::make_signed_t<Bits>;
   const hn::CappedTag<Signed, kWordBits> d;
-  const auto* from = reinterpret_cast<const Signed*>(first);
-  const auto* to = reinterpret_cast<const Signed*>(second);
+  const auto* from = reinterpret_cast<const Signed*>(arrays.from);
+  const auto* to = reinterpret_cast<const Signed*>(arrays.to);
+  auto* before = reinterpret_cast<Signed*>(arrays.before);
+  auto* after = reinterpret_cast<Signed*>(arrays.after);
   const auto zero = hn::Zero(d);
   const auto one = hn::Set(d, Signed{1});
   const auto minus_one = hn::Set(d, Signed{-1});
@@ -47,12 +56,13 @@ size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits s
     fetch_values(from + at, kPageBytes / sizeof(Bits), kWordBits);
     fetch_values(to + at, kPageBytes / sizeof(Bits), kWordBits);
     if (is_same_word(d, from + at, to + at)) {
+      // Not from `to`, which may have changed since.
+      if (after != from) copy_word(d, from + at, after + at);
       steps.changed[word] = steps.minus[word] = steps.far[word] = 0;
       continue;
     }
-    const auto step = [&](size_t i) HWY_ATTR {
-      return hn::Sub(ordered_lanes(d, hn::LoadU(d, to + at + i), kOrder),
-                     ordered_lanes(d, hn::LoadU(d, from + at + i), kOrder));
+    const auto step_of = [&](auto bits, auto old) HWY_ATTR {
+      return hn::Sub(ordered_lanes(d, bits, kOrder), ordered_lanes(d, old, kOrder));
     };
     const auto is_far = [&](auto s)
                             HWY_ATTR { return hn::Or(hn::Gt(s, one), hn::Lt(s, minus_one)); };
@@ -61,13 +71,23 @@ size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits s
     auto* far = reinterpret_cast<uint8_t*>(steps.far + word);
     if (hn::Lanes(d) >= 8) {
       for (size_t i = 0; i < kWordBits; i += hn::Lanes(d)) {
-        const auto s = step(i);
+        const auto bits = hn::LoadU(d, to + at + i);
+        const auto old = hn::LoadU(d, from + at + i);
+        const auto s = step_of(bits, old);
+        if (before != nullptr) hn::StoreU(old, d, before + at + i);
+        hn::StoreU(bits, d, after + at + i);
         hn::StoreMaskBits(d, hn::Ne(s, zero), changed + i / 8);
         hn::StoreMaskBits(d, hn::Lt(s, zero), minus + i / 8);
         hn::StoreMaskBits(d, is_far(s), far + i / 8);
       }
       continue;
     }
+    if (before != nullptr) copy_word(d, from + at, before + at);
+    copy_word(d, to + at, after + at);
+    const Signed* old = before != nullptr ? before : from;
+    const auto step = [&](size_t i) HWY_ATTR {
+      return step_of(hn::LoadU(d, after + at + i), hn::LoadU(d, old + at + i));
+    };
     store_mask_bits(d, kWordBits, changed,
                     [&](size_t i) HWY_ATTR { return hn::Ne(step(i), zero); });
     store_mask_bits(d, kWordBits, minus, [&](size_t i) HWY_ATTR { return hn::Lt(step(i), zero); });
@@ -79,29 +99,27 @@ size_t find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits s
   for (size_t i = 0; i < word; ++i) {
     count += static_cast<size_t>(std::popcount(steps.changed[i]));
   }
-  return count + scalar::find_steps(first + whole, second + whole, n - whole, kOrder,
+  return count + scalar::find_steps(arrays.from_element(whole), n - whole, kOrder,
                                     {steps.changed + word, steps.minus + word, steps.far + word});
 }
 
 template <typename Bits>
-size_t find_steps(const Bits* from, const Bits* to, size_t n, ElementOrder order, StepBits steps) {
-  if (order == ElementOrder::kFloat) {
-    return find_steps_in<ElementOrder::kFloat>(from, to, n, steps);
-  }
-  return find_steps_in<ElementOrder::kInteger>(from, to, n, steps);
+size_t find_steps(const StepArrays<Bits>& arrays, size_t n, ElementOrder order, StepBits steps) {
+  if (order == ElementOrder::kFloat) return find_steps_in<ElementOrder::kFloat>(arrays, n, steps);
+  return find_steps_in<ElementOrder::kInteger>(arrays, n, steps);
 }
 
-size_t find_steps8(const uint8_t* from, const uint8_t* to, size_t n, ElementOrder order,
+size_t find_steps8(const StepArrays<uint8_t>& arrays, size_t n, ElementOrder order,
                    StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
-size_t find_steps16(const uint16_t* from, const uint16_t* to, size_t n, ElementOrder order,
+size_t find_steps16(const StepArrays<uint16_t>& arrays, size_t n, ElementOrder order,
                     StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
-size_t find_steps32(const uint32_t* from, const uint32_t* to, size_t n, ElementOrder order,
+size_t find_steps32(const StepArrays<uint32_t>& arrays, size_t n, ElementOrder order,
                     StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
 
 template <ElementOrder kOrder, typename Bits>

@@ -63,6 +63,20 @@ HWY_INLINE void move_each(Bits* values, size_t n, ElementOrder order, const uint
   }
 }
 
+// The arrays between which steps are found. Another thread may write to `to` meanwhile: the steps
+// are those from `before` to `after`.
+template <typename Bits>
+struct StepArrays {
+  const Bits* from;
+  const Bits* to;
+  Bits* before;  // gets the elements of `from` in words of 64 with changes; null: `from` stays
+  Bits* after;   // gets those of `to`; may be `from` if `before` is not null, or `to`
+
+  [[nodiscard]] StepArrays from_element(size_t i) const {
+    return {from + i, to + i, before != nullptr ? before + i : nullptr, after + i};
+  }
+};
+
 // The steps of an array as bit arrays of trit_words(n) words each: where an element changed, where
 // it moved down, and where it moved by more than one place.
 struct StepBits {

@@ -12,12 +12,16 @@
 namespace gradwire::scalar {
 
 template <typename Bits>
-size_t find_steps(const Bits* from, const Bits* to, size_t n, ElementOrder order, StepBits steps) {
+size_t find_steps(const StepArrays<Bits>& arrays, size_t n, ElementOrder order, StepBits steps) {
   size_t changed = 0;
   const size_t words = trit_words(n);
   for (uint64_t* bits : {steps.changed, steps.minus, steps.far}) std::fill_n(bits, words, 0);
   for (size_t i = 0; i < n; ++i) {
-    const Bits step = step_between(from[i], to[i], order);
+    const Bits before = arrays.from[i];
+    const Bits after = arrays.to[i];
+    if (arrays.before != nullptr) arrays.before[i] = before;
+    arrays.after[i] = after;
+    const Bits step = step_between(before, after, order);
     if (step == 0) continue;
     ++changed;
     const uint64_t bit = uint64_t{1} << i % kWordBits;
@@ -28,17 +32,17 @@ size_t find_steps(const Bits* from, const Bits* to, size_t n, ElementOrder order
   return changed;
 }
 
-inline size_t find_steps8(const uint8_t* from, const uint8_t* to, size_t n, ElementOrder order,
+inline size_t find_steps8(const StepArrays<uint8_t>& arrays, size_t n, ElementOrder order,
                           StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
-inline size_t find_steps16(const uint16_t* from, const uint16_t* to, size_t n, ElementOrder order,
+inline size_t find_steps16(const StepArrays<uint16_t>& arrays, size_t n, ElementOrder order,
                            StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
-inline size_t find_steps32(const uint32_t* from, const uint32_t* to, size_t n, ElementOrder order,
+inline size_t find_steps32(const StepArrays<uint32_t>& arrays, size_t n, ElementOrder order,
                            StepBits steps) {
-  return find_steps(from, to, n, order, steps);
+  return find_steps(arrays, n, order, steps);
 }
 
 template <typename Bits>
