@@ -172,5 +172,5 @@ def test_where_no_goal_can_stand_the_error_says_where_it_can() -> None:
         lambda: gradwire.encode(VALUES, "auto:bits=1"),
         lambda: gradwire.Compressor("auto:bits=1", 5),
     ):
-        with pytest.raises(gradwire.GradwireError, match="GradwireState, LocalSteps and Sharded"):
+        with pytest.raises(gradwire.GradwireError, match="GradwireState, LocalSteps, Sharded"):
             call()

@@ -44,7 +44,9 @@ def _steps_elements(optimizer: Optimizer) -> bool:
     matrix does; True where a copy of the optimizer does not tell."""
     if type(optimizer).__module__.startswith("torch.optim."):
         return True
-    weights, gradients = torch.linspace(-1, 2, 24), torch.linspace(1, -0.5, 24)
+    dtype, device = torch.float32, torch.device("cpu")
+    weights = torch.linspace(-1, 2, 24, dtype=dtype, device=device)
+    gradients = torch.linspace(1, -0.5, 24, dtype=dtype, device=device)
 
     def step(*shape: int, half: slice = slice(None)) -> torch.Tensor:
         groups = []
