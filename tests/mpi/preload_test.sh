@@ -27,6 +27,10 @@ run GRADWIRE_MPI_CONFIG= --
 ((status == 0))
 expect exact
 expect_not gradwire
+run --
+((status == 0))
+expect exact
+[[ $(grep -c "^gradwire: nothing is compressed: GRADWIRE_MPI_CONFIG names" <<<"$output") == 1 ]]
 
 printf '# test\ncodec = bf16\nmin-bytes = 1000\nexchange = ring\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --

@@ -177,13 +177,10 @@ Preload& preload() {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* path = std::getenv("GRADWIRE_MPI_CONFIG");
-    if (path == nullptr || *path == '\0') {
-      if (world_rank() == 0) {
-        std::fprintf(stderr,
-                     "gradwire: nothing is compressed: GRADWIRE_MPI_CONFIG names no file\n");
-      }
-      return;
+    if (path == nullptr && world_rank() == 0) {
+      std::fputs("gradwire: nothing is compressed: GRADWIRE_MPI_CONFIG names no file\n", stderr);
     }
+    if (path == nullptr || *path == '\0') return;
     Result<Config> config = read_config(path);
     if (!config.ok()) stop(config.status().message());
     announce(path, config.value());
