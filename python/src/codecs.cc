@@ -466,7 +466,8 @@ void bind_codecs(nb::module_& module) {
            nb::arg("stream") = 0, nb::arg("threads") = 1, nb::arg("target") = "auto")
       .def("encode", &PyCompressor::encode, nb::arg("x"), nb::arg("step") = 0,
            "Encodes x plus the residual into a frame; the codec's error is the new residual. If x "
-           "holds NaN or Inf, warns NonFiniteWarning, returns a marker and keeps the residual.")
+           "holds NaN or Inf, warns NonFiniteWarning, returns a marker and keeps the residual. "
+           "Codecs that draw take the same random numbers in each call with the same step.")
       .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
            nb::arg("step") = 0,
            "As encode, into a uint8 array of at least max_encoded_size bytes; returns the size.")

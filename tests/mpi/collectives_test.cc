@@ -87,14 +87,38 @@ TEST(AllReduce, EveryCodecGivesTheBitsOfTheExchangeOnEveryRank) {
       Reference reference(kN, {.codec = codec, .min_numel = 0}, kind, Reduction::kSum);
       const std::vector<float> expected = reference.step(inputs_of_all(kN, 1), 0);
       std::vector<float> values = input_of(my_rank(), kN, 1);
+      const FreshWorld fresh;  // so this is step 0
       const Status status =
           all_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32, Reduction::kSum,
-                     MPI_COMM_WORLD, {.codec = name, .exchange = kind});
+                     fresh.comm(), {.codec = name, .exchange = kind});
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_TRUE(same_bits(values, expected)) << codec;
       EXPECT_TRUE(same_on_all_ranks(values)) << codec;
     }
   }
+}
+
+TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
+  if (world_size() == 1) GTEST_SKIP() << "nothing is sent";
+  constexpr uint64_t kN = 4096;
+  constexpr int kCalls = 64;
+  std::vector<float> mean(kN);
+  double first = 0;  // the squared error of one call
+  double last = 0;   // of the mean of all
+  for (int call = 0; call < kCalls; ++call) {
+    std::vector<float> values(kN, 0.3f);
+    values[0] = 1.0f;
+    const Status status = all_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32,
+                                     Reduction::kAverage, MPI_COMM_WORLD, {.codec = "qsgd:bits=2"});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (uint64_t i = 1; i < kN; ++i) {
+      mean[i] += values[i] / kCalls;
+      if (call == 0) first += (values[i] - 0.3) * (values[i] - 0.3);
+    }
+  }
+  for (uint64_t i = 1; i < kN; ++i) last += (mean[i] - 0.3) * (mean[i] - 0.3);
+  EXPECT_GT(first, 0);
+  EXPECT_LT(last, first / 16);
 }
 
 TEST(AllReduce, SixteenBitTypesAreSummedInFloat32AndRoundedOnce) {

@@ -1,5 +1,6 @@
 // The exchanges that an all-reduce may take, by name.
 
+#include <cfenv>
 #include <cmath>
 #include <limits>
 
@@ -18,8 +19,9 @@ Options chosen(const std::string& exchange, const std::string& codec) {
 }
 
 std::vector<float> reduced(std::vector<float> values, const Options& options, Reduction reduction) {
+  const FreshWorld fresh;
   const Status status = all_reduce(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
-                                   reduction, MPI_COMM_WORLD, options);
+                                   reduction, fresh.comm(), options);
   EXPECT_TRUE(status.ok()) << status.message();
   return values;
 }
@@ -118,6 +120,10 @@ TEST(ExchangeChoice, TernGradsSumIsItsAverageTimesTheRanks) {
     const std::vector<float> sum = reduced(input, options, Reduction::kSum);
     EXPECT_TRUE(same_on_all_ranks(average));
     EXPECT_TRUE(same_on_all_ranks(sum));
+    if (my_rank() == 0) std::fesetround(FE_UPWARD);  // is the program's own matter
+    const std::vector<float> upward = reduced(input, options, Reduction::kSum);
+    std::fesetround(FE_TONEAREST);
+    EXPECT_TRUE(same_on_all_ranks(upward));
     uint64_t drawn = 0;
     for (uint64_t i = 0; i < kN; ++i) {
       ASSERT_EQ(sum[i], average[i] * static_cast<float>(world_size()));

@@ -27,6 +27,19 @@ inline uint32_t world_size() {
 }
 
 // The input of `rank`, which every rank can compute.
+// A communicator of all ranks whose first operation draws as that of any other new one.
+class FreshWorld {
+ public:
+  FreshWorld() { MPI_Comm_dup(MPI_COMM_WORLD, &comm_); }
+  FreshWorld(const FreshWorld&) = delete;
+  FreshWorld& operator=(const FreshWorld&) = delete;
+  ~FreshWorld() { MPI_Comm_free(&comm_); }
+  [[nodiscard]] MPI_Comm comm() const { return comm_; }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
 inline std::vector<float> input_of(uint32_t rank, uint64_t n, uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + rank);
   std::normal_distribution<float> normal;

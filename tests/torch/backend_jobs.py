@@ -249,8 +249,18 @@ def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any
     return {"given": given.numpy(), "summed": summed.numpy(), "owed": owed.numpy()}
 
 
+def _draw_side_by_side() -> torch.Tensor:
+    """The average of equal inputs in this rank's half of the world."""
+    rank, half = dist.get_rank(), dist.get_world_size() // 2
+    halves = [dist.new_group(list(range(first, first + half))) for first in (0, half)]
+    values = _values(rank % half)
+    dist.all_reduce(values, dist.ReduceOp.AVG, group=halves[rank // half])
+    return values
+
+
 _JOBS: dict[str, Callable[[], Any]] = {
     "collectives": _collectives,
+    "draw side by side": _draw_side_by_side,
     "non-finite": _non_finite,
     "plain": partial(train, "plain"),
     "plain fsdp": partial(train, "plain fsdp"),

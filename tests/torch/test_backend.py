@@ -96,6 +96,16 @@ def test_parameters_are_summed_as_any_tensor(cluster: Cluster) -> None:
         assert is_right
 
 
+def test_groups_side_by_side_draw_apart(cluster: Cluster) -> None:
+    """So the errors of replicas average out, as in HSDP."""
+    options = {"all_reduce": "qsgd:bits=2", "min_numel": 1000}
+    ranks = cluster.run(4, backend_jobs.over_backend, "draw side by side", options)
+    values = [found for found, _ in ranks]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[2], values[3])
+    assert not torch.equal(values[0], values[2])
+
+
 @pytest.mark.parametrize("way", ["plain", "plain fsdp"], ids=["ddp", "fsdp"])
 def test_trainings_run_over_it(cluster: Cluster, way: str) -> None:
     exact = cluster.run(4, backend_jobs.train, way)

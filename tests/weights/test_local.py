@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError
+import cli_runner
+from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, diff
 from states import assert_same, state_of
 
 State = dict[str, Any]
@@ -32,6 +34,35 @@ def save_folder(folder: Path, time: int) -> None:
     folder.mkdir()
     for number, (name, values) in enumerate(state_of(time).items()):
         safetensors.torch.save_file({name: values}, folder / f"model-{number}.safetensors")
+
+
+def link_to(blob: Path, local: Path, kind: str) -> None:
+    local.mkdir()
+    if kind == "symbolic":
+        (local / "model.safetensors").symlink_to(blob)
+    else:
+        os.link(blob, local / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.parametrize("way", ["local", "patch"])
+def test_nothing_is_written_through_links(tmp_path: Path, kind: str, way: str) -> None:
+    """Two revisions in the cache of Hugging Face may be one file."""
+    blob, local, store = tmp_path / "blob", tmp_path / "local", tmp_path / "store"
+    safetensors.torch.save_file(state_of(0), blob)
+    kept = blob.read_bytes()
+    link_to(blob, local, kind)
+    if way == "local":
+        Publisher(store, base=state_of(0)).publish(state_of(1))
+        with pytest.raises(WeightsError, match=r"is a link, or others link to it.*cp -rL"):
+            follow(store, local)
+    else:
+        delta = tmp_path / "delta"
+        delta.write_bytes(diff(state_of(0), state_of(1)))
+        ended = cli_runner.run("patch", local, delta)
+        assert ended.code == 1
+        assert "is a link, or others link to it" in " ".join(ended.err.split())
+    assert blob.read_bytes() == kept
 
 
 @pytest.mark.parametrize("where", ["in its file", "in a file of its own"])

@@ -119,6 +119,7 @@ class Checkpoint:
         """Raises StaleBaseError unless the update can be applied, and WeightsError if tensors would
         be lost that no version has put here."""
         self._checked = self._looks()
+        self._refuse_links()
         views = self._base("c")
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
@@ -151,6 +152,15 @@ class Checkpoint:
     def forget(self) -> None:
         """Removes the marker: the files are of no store."""
         self._marker.unlink(missing_ok=True)
+
+    def _refuse_links(self) -> None:
+        for file in self._files():
+            if file.is_symlink() or file.stat().st_nlink > 1:
+                raise WeightsError(
+                    f"{file} is a link, or others link to it, as in the cache of Hugging Face: it "
+                    "would change in their folders, too. Nothing was changed; give a copy "
+                    f"(cp -rL {self._path} COPY)"
+                )
 
     def _rewrite(self, update: Update, track: Track) -> None:
         """Where tensors appear, vanish or change shape, all go into one new file."""

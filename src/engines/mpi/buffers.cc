@@ -35,6 +35,13 @@ void widen(Dtype dtype, const void* in, uint64_t n, float* out, Execution& execu
   });
 }
 
+void scale(float* values, uint64_t n, float factor, Execution& execution) {
+  const StandardArithmetic arithmetic;
+  for_each_piece(n, execution, [&](uint64_t first, uint64_t count) {
+    for (uint64_t i = first; i < first + count; ++i) values[i] *= factor;
+  });
+}
+
 void narrow(Dtype dtype, const float* in, uint64_t n, void* out, Execution& execution) {
   const StandardArithmetic arithmetic;
   const Kernels& kernels = execution.kernels();
@@ -125,11 +132,7 @@ Result<std::span<float>> Buffers::load(Execution& execution) {
 Status Buffers::store(Execution& execution) {
   if (request_.count == 0) return {};
   float* const values = bucket();
-  if (factor_ != 1) {
-    for_each_piece(numel_, execution, [&](uint64_t first, uint64_t count) {
-      for (uint64_t i = first; i < first + count; ++i) values[i] *= factor_;
-    });
-  }
+  if (factor_ != 1) scale(values, numel_, factor_, execution);
   const bool one_block = request_.collective == Collective::kReduceScatter;
   const float* result = values + (one_block ? own_block_ : 0);
   const uint64_t n = one_block ? request_.count : numel_;

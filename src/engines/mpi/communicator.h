@@ -42,6 +42,9 @@ class Communicator {
   // after at least 16383 operations.
   int take_tags();
 
+  // The number of the next operation that keeps nothing for another one: each draws other numbers.
+  uint64_t take_step() noexcept { return next_step_++; }
+
  private:
   Communicator() = default;
   Status find_machines();
@@ -52,6 +55,7 @@ class Communicator {
   std::vector<uint32_t> machines_;
   uint32_t tag_pairs_ = 0;
   uint32_t next_pair_ = 0;
+  uint64_t next_step_ = 0;
 };
 
 }  // namespace gradwire::mpi

@@ -95,7 +95,7 @@ struct Operation::Implementation {
   Engine engine;
   Buffers buffers;
   Execution execution;
-  uint64_t step = 0;
+  uint64_t step;
   bool started = false;
 
   // Stores the result of a finished step in the caller's buffer.
@@ -107,6 +107,8 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
   GW_ASSIGN_OR_RETURN(const auto communicator, Communicator::attach(request.comm));
   const uint32_t rank = communicator->rank();
   const uint32_t world = communicator->size();
+  // Before anything can fail on one rank alone.
+  const uint64_t step = memory == Memory::kForgets ? communicator->take_step() : 0;
   const auto prepare = [&]() -> Result<Operation> {
     GW_RETURN_IF_ERROR(Buffers::check(request, world));
     GW_ASSIGN_OR_RETURN(Execution execution, Execution::create("auto", options.threads));
@@ -134,8 +136,8 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
         Engine::create(request.comm, std::move(exchange), options.timeout_seconds,
                        std::string("values of ") + name_of(request.dtype) + "\n" +
                            (scaled ? "sum: the average times the number of ranks\n" : "")));
-    return Operation(std::make_unique<Operation::Implementation>(
-        Operation::Implementation{std::move(engine), std::move(buffers), std::move(copying)}));
+    return Operation(std::make_unique<Operation::Implementation>(Operation::Implementation{
+        std::move(engine), std::move(buffers), std::move(copying), step}));
   };
   Result<Operation> operation = prepare();
   if (!operation.ok()) return Engine::refuse(request.comm, operation.status());

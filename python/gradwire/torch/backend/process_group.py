@@ -291,6 +291,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         key = op, device, values.dtype, values.numel(), job.raw, number
         if key not in self._buckets:
             settings = self._rules.settings_of(op)
+            first = (ranks_in_world(self) or [0])[0]
+            settings = replace(settings, seed=settings.seed + first)  # groups draw apart
             bucket = Bucket(job, settings, wire, self._sessions[device].stage)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
