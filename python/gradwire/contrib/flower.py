@@ -21,7 +21,6 @@ and the metrics, travel as they are. A frame is the data of an `Array` whose sty
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +83,10 @@ class CompressionMod:
         if name is not None:
             trained = _decode_like(model, reply.content[name], f"client {context.node_id}")
             require_finite(trained, f"client {context.node_id}")
-            update = _combine(trained, operator.sub, model)
+            update = {
+                key: values - model[key] if is_compressed(values, self.min_numel) else values
+                for key, values in trained.items()
+            }
             reply.content = _with_arrays(reply, name, self._encode(update, context))
         return reply
 
@@ -197,10 +199,14 @@ class CompressedGrid(Grid):
             name, model = _name_of_arrays(reply), models.get(reply.metadata.src_node_id)
             if name is not None and model is not None:
                 client = f"client {reply.metadata.src_node_id}"
-                update = _decode_like(model, reply.content[name], client)
+                record = reply.content[name]
+                update = _decode_like(model, record, client)
                 require_finite(update, client)
-                self.from_clients.count(reply.content[name])
-                trained = _combine(update, operator.add, model)
+                self.from_clients.count(record)
+                trained = {
+                    key: values + model[key] if _is_frame(record[key]) else values
+                    for key, values in update.items()
+                }
                 reply.content = _with_arrays(reply, name, _plain(trained))
         return replies
 
@@ -278,11 +284,3 @@ def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:
         return np.dtype(array.dtype) == values.dtype
     except TypeError:
         return False
-
-
-def _combine(arrays: Arrays, operation: Callable[[Any, Any], Any], model: Arrays) -> Arrays:
-    """Floating-point arrays with those of the model; the others as they are."""
-    return {
-        name: operation(values, model[name]) if np.issubdtype(values.dtype, np.floating) else values
-        for name, values in arrays.items()
-    }
