@@ -149,8 +149,8 @@ def _losses(found: Measured) -> str:
         ])  # fmt: skip
     first, second = (f"to {target:g}" for target in TARGETS)
     heads = [f"steps {first}", second, f"MB {first}", second, "in all"]
-    seeds = sorted({len(found.losses(way)) for way in found.ways})
-    text = f"Seeds of each way: {' to '.join(map(str, seeds[:: max(1, len(seeds) - 1)]))}."
+    seeds = [len(found.losses(way)) for way in found.ways]
+    text = f"Seeds of each way: {' to '.join(map(str, sorted({min(seeds), max(seeds)})))}."
     return table(("way", "final", *heads), rows) + f"\n\n{text}"
 
 

@@ -28,6 +28,11 @@ def each_parameter(
                 yield part, group, parameter
 
 
+def is_of_pytorch(optimizer: Optimizer) -> bool:
+    """Whether its class is PyTorch's own, and no subclass of such a one."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def name_of(optimizer: Optimizers) -> str:
     """As errors, statistics and states call it: "AdamW", or "Muon and AdamW"."""
     return " and ".join(type(part).__name__ for part in parts_of(optimizer))

@@ -53,15 +53,12 @@ def remove_hooks_of(owner: object, handles: list[RemovableHandle]) -> None:
     weakref.finalize(owner, _dead.extend, handles)
 
 
-_Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
-
-
 class Slots:
     """The parameters and submodules of a model, as they are now."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._held = [
-            (entries, tuple(entries.values()))
+        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (entries, dict(entries))
             for module in hookable_modules(model)
             for entries in (module._parameters, module._modules)
         ]
@@ -69,9 +66,18 @@ class Slots:
     def have_changed(self) -> bool:
         """Whether one was put in, taken out, or took the place of another since."""
         return any(
-            len(entries) != len(before) or any(map(operator.is_not, entries.values(), before))
+            len(entries) != len(before)
+            or any(map(operator.is_not, entries.values(), before.values()))
             for entries, before in self._held
         )
+
+    def replaced(self) -> Iterator[tuple[dict[str, Any], str, object, object]]:
+        """What is no longer in its place: the entries of its module, its key, what it was, and what
+        is there now."""
+        for entries, before in self._held:
+            for key, entry in before.items():
+                if entry is not None and (found := entries.get(key)) is not entry:
+                    yield entries, key, entry, found
 
 
 class SharedParameters:
@@ -102,8 +108,7 @@ class SharedParameters:
         self._marks: list[tuple[int, int]] = []
         self._before_load: list[int] | None = None  # checksums
         self._may_load = True
-        self._slots: list[_Slot] = []
-        self._now: Slots | None = None
+        self._slots: Slots | None = None
         self._others = others if model is None else self._others_in(model)
         self._unshared = UnsharedWatch(owner)
         claim(self._tensors, self)
@@ -111,7 +116,7 @@ class SharedParameters:
         if any(local_of(tensor) is not tensor for tensor in self._tensors):
             self.keep_memory()  # FSDP2 moves sharded parameters in and out of the module itself
         elif model is not None:
-            self._slots, self._now = list(_slots(model)), Slots(model)
+            self._slots = Slots(model)
 
     def keep_memory(self) -> None:
         """From now on the tensors must keep their memory, too."""
@@ -123,8 +128,8 @@ class SharedParameters:
             now = [p for group in self._optimizer.param_groups for p in group["params"]]
             if len(now) != len(self._tensors) or any(map(operator.is_not, now, self._tensors)):
                 self._refuse_groups(self._optimizer, now)
-        if self._now is not None and self._now.have_changed():
-            self._look_through_model()
+        if self._slots is not None and self._slots.have_changed():
+            self._look_through_model(self._slots)
         if [_kind(tensor) for tensor in self._tensors] != self._kinds:
             self._refuse_kinds()
         if not all(local_of(tensor).data_ptr() for tensor in self._not_empty):
@@ -196,21 +201,20 @@ class SharedParameters:
                 self._refuse(f"{name} was added to the groups of the {kind}", "add_param_group")
         self._refuse(f"the parameters of the {kind} are in another order", "param_groups")
 
-    def _look_through_model(self) -> None:
+    def _look_through_model(self, before: Slots) -> None:
         """A parameter may have moved to another name, as `parametrize` does."""
         assert self._model is not None
         ours = {id(tensor) for tensor in self._tensors}
         paths = {id(module._parameters): path for path, module in self._model.named_modules()}
-        for entries, key, entry in self._slots:
-            found = entries.get(key)
-            if id(entry) in ours and isinstance(found, nn.Parameter) and found is not entry:
+        for entries, key, entry, found in before.replaced():
+            if id(entry) in ours and isinstance(found, nn.Parameter):
                 name = f"{paths.get(id(entries), '')}.{key}".lstrip(".")
                 self._refuse(f"{name} was replaced in the module", "load_state_dict(assign=True)")
         here = {id(tensor) for tensor in self._model.parameters()}
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if id(tensor) not in here:
                 self._refuse(f"{name} left the module", "putting another layer in its place")
-        self._slots, self._now = list(_slots(self._model)), Slots(self._model)
+        self._slots = Slots(self._model)
         self._others = self._others_in(self._model)
 
     def _others_in(self, model: nn.Module) -> list[NamedTensor]:
@@ -243,11 +247,3 @@ def hookable_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Those that TorchScript has not compiled: such a module keeps its layers, and takes no hook of
     a load."""
     return (m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule))
-
-
-def _slots(model: nn.Module) -> Iterator[_Slot]:
-    for module in hookable_modules(model):
-        for entries in (module._parameters, module._modules):
-            for key, entry in entries.items():
-                if entry is not None:
-                    yield entries, key, entry

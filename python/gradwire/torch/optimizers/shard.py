@@ -17,6 +17,7 @@ from gradwire._core import Layout
 from gradwire.errors import keeps_residual
 from gradwire.torch.checkpoint import Residual
 from gradwire.torch.network.engine import Unused
+from gradwire.torch.optimizer_list import is_of_pytorch
 from gradwire.torch.parameters import all_finite, ordinary_tensors
 from gradwire.torch.staging.moves import moved
 from gradwire.torch.wrapping_optimizer import OwnUse, remake
@@ -42,7 +43,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def _steps_elements(optimizer: Optimizer) -> bool:
     """Whether two halves of a matrix, flat and each with an optimizer of its own, step as the whole
     matrix does; True where a copy of the optimizer does not tell."""
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if is_of_pytorch(optimizer):
         return True
     dtype, device = torch.float32, torch.device("cpu")
     weights = torch.linspace(-1, 2, 24, dtype=dtype, device=device)

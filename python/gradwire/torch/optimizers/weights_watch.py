@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.optim import ASGD, Optimizer
 
-from gradwire.torch.optimizer_list import parts_of
+from gradwire.torch.optimizer_list import is_of_pytorch, parts_of
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.tensor_memory import local_of
@@ -30,8 +30,8 @@ class WeightsWatch:
         self._optimizer, self._parameters = optimizer, parameters
         # Twice: at the first look, a copy of the parameters may still be just these. PyTorch's own
         # optimizers keep no weights, but a moment may lie close to them by chance.
-        is_known = all(_keeps_no_weights(part) for part in parts_of(optimizer))
-        self._looks = 0 if is_known else 2 * fragments
+        keeps_none = all(is_of_pytorch(p) and type(p) is not ASGD for p in parts_of(optimizer))
+        self._looks = 0 if keeps_none else 2 * fragments
 
     def look(self, fragments: Sequence[Fragment]) -> None:
         """After a step with gradients. Raises ValueError for weights in the optimizer's state."""
@@ -45,11 +45,6 @@ class WeightsWatch:
                 key = _find_weights(self._optimizer, parameters, fragment.anchors)
             if key:
                 raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
-
-
-def _keeps_no_weights(optimizer: Optimizer) -> bool:
-    kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim.") and kind is not ASGD
 
 
 @ordinary_tensors()

@@ -160,7 +160,7 @@ class ServerOptimizer(WrappingOptimizer):
         self._link: ServerLink | None = None
         self._places: Places | None = None
         if settings.store is not None:
-            setup = self._plan.describe() + self._plan.describe_frozen()
+            setup = self._plan.describe()
             self._places = Places(settings, servers, settings.timeout, setup)
             if self._places.rank is None:
                 self._link = self._places.join(
@@ -223,8 +223,7 @@ class ServerOptimizer(WrappingOptimizer):
             group, places = self._settings.process_group, self._places
             where = group if places is None else places.founding()
             patience = self._settings.patience(self.is_server)
-            setup = self._plan.describe() + self._plan.describe_frozen()
-            self._link = ServerLink(where, patience, setup, self._side.state_text())
+            self._link = ServerLink(where, patience, self._plan.describe(), self._side.state_text())
             self._link.drop_with(self)
         self._is_connected = True
         with self._link.entire("connect()"):

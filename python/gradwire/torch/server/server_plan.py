@@ -48,15 +48,12 @@ class ServerPlan:
     others: Sequence[NamedTensor] = ()
 
     def describe(self) -> str:
-        """A line for each thing that must be alike, but for values."""
+        """A line for each thing that must be alike. So must be the values of parameters that
+        require no gradient: the servers send the others."""
         lines = [*self.settings.describe(), *(layout.describe() for layout, _ in self.parts)]
-        return "\n".join(lines + ([] if self.buffers is None else [self.buffers.describe()]))
-
-    def describe_frozen(self) -> str:
-        """A line for the values of each parameter that requires no gradient: the servers, which
-        send the others, do not send it."""
-        lines = describe_values([pair for pair in self.others if not pair[1].requires_grad])
-        return "".join(f"\nno server sends {line}" for line in lines)
+        lines += [] if self.buffers is None else [self.buffers.describe()]
+        frozen = describe_values([pair for pair in self.others if not pair[1].requires_grad])
+        return "\n".join([*lines, *(f"no server sends {line}" for line in frozen)])
 
 
 def make_plan(
