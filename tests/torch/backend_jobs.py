@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -112,9 +112,41 @@ def _collectives() -> dict[str, Any]:
     return {"found": answer, "stats": group.stats()}  # type: ignore[attr-defined]
 
 
+class _Extreme(NamedTuple):
+    """A value at a place of the tensor of one rank, or of all."""
+
+    place: int
+    value: float
+    of_all: bool = False
+
+
 def _non_finite() -> dict[str, Any]:
-    """Sums and gathers with NaN, Inf or an overflow at one place, in each shard and from each rank,
-    and what Gloo makes of them."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        extremes = [
+            _Extreme(1, math.inf),
+            _Extreme(NUMEL // 2, -math.inf),
+            _Extreme(NUMEL - 1, math.nan),
+            _Extreme(7, torch.finfo(dtype).max, of_all=True),  # the sum is infinite
+        ]
+        found.update(_beside_gloo(dtype, extremes))
+    with pytest.raises(RuntimeError):  # of Gloo; the group goes on
+        dist.reduce_scatter_single(
+            torch.empty(NUMEL // dist.get_world_size()), torch.ones(NUMEL + dist.get_world_size())
+        )
+    dist.monitored_barrier(wait_all_ranks=True)
+    return found
+
+
+def _too_large_for(half: torch.dtype) -> dict[str, Any]:
+    """Finite values that are infinite in this dtype, in which a codec sends them."""
+    largest = torch.finfo(half).max
+    extremes = [_Extreme(1, 1.003 * largest), _Extreme(NUMEL - 1, -1.003 * largest)]
+    return _beside_gloo(torch.float32, extremes)
+
+
+def _beside_gloo(dtype: torch.dtype, extremes: list[_Extreme]) -> dict[str, tuple[Any, Any]]:
+    """Sums and gathers with each of these values, from each rank, and what Gloo makes of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     gloo = dist.new_group(backend="gloo")
     found: dict[str, tuple[Any, Any]] = {}
@@ -122,40 +154,30 @@ def _non_finite() -> dict[str, Any]:
     def both(run: Callable[[dist.ProcessGroup | None], torch.Tensor]) -> tuple[Any, Any]:
         return run(None).double().numpy(), run(gloo).double().numpy()
 
-    for dtype in (torch.float32, torch.bfloat16):
-        for giver in range(size):
-            for place, value in (
-                (1, math.inf),
-                (NUMEL // 2, -math.inf),
-                (NUMEL - 1, math.nan),
-                (7, torch.finfo(dtype).max),  # the sum is infinite
-            ):
-                values = _values(rank, dtype)
-                sums_overflow = value == torch.finfo(dtype).max
-                if rank == giver or sums_overflow:
-                    values[place] = value
+    for giver in range(size):
+        for place, value, of_all in extremes:
+            values = _values(rank, dtype)
+            if rank == giver or of_all:
+                values[place] = value
 
-                def reduce(group: Any, given: torch.Tensor = values) -> torch.Tensor:
-                    whole = given.clone()
-                    dist.all_reduce(whole, group=group)
-                    return whole
+            def reduce(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                whole = given.clone()
+                dist.all_reduce(whole, group=group)
+                return whole
 
-                def scatter(group: Any, given: torch.Tensor = values) -> torch.Tensor:
-                    shard = torch.empty(NUMEL // size, dtype=given.dtype)
-                    dist.reduce_scatter_single(shard, given, group=group)
-                    return shard
+            def scatter(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                shard = torch.empty(NUMEL // size, dtype=given.dtype)
+                dist.reduce_scatter_single(shard, given, group=group)
+                return shard
 
-                def gather(group: Any, given: torch.Tensor = values) -> torch.Tensor:
-                    whole = torch.empty(size * NUMEL, dtype=given.dtype)
-                    dist.all_gather_single(whole, given, group=group)
-                    return whole
+            def gather(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                whole = torch.empty(size * NUMEL, dtype=given.dtype)
+                dist.all_gather_single(whole, given, group=group)
+                return whole
 
-                for run in (reduce,) if sums_overflow else (reduce, scatter, gather):
-                    name = f"{run.__name__} {dtype} {value} at {place} of {giver}"
-                    found[name] = both(run)
-    with pytest.raises(RuntimeError):  # of Gloo; the group goes on
-        dist.reduce_scatter_single(torch.empty(NUMEL // size), torch.ones(NUMEL + size))
-    dist.monitored_barrier(wait_all_ranks=True)
+            for run in (reduce,) if of_all else (reduce, scatter, gather):
+                name = f"{run.__name__} {dtype} {value} at {place} of {giver}"
+                found[name] = both(run)
     dist.monitored_barrier(gloo)
     return found
 
@@ -184,6 +206,20 @@ def _lose_a_rank() -> str:
     if dist.get_rank() == 2:
         os._exit(3)
     return said_by(lambda: [dist.all_reduce(values) for _ in range(2)])
+
+
+def _send_before_waiting() -> float:
+    """The first sum of rank 1 begins when it has what rank 0 sends after the beginning of its
+    own."""
+    values, sent = torch.ones(NUMEL), torch.full((3,), 7.0)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(values, async_op=True)
+        dist.send(sent, 1)
+        work.wait()
+    else:
+        dist.recv(sent, 0)
+        dist.all_reduce(values)
+    return float(values.sum() * sent.mean())
 
 
 def _unlike_sizes() -> str:
@@ -262,10 +298,13 @@ _JOBS: dict[str, Callable[[], Any]] = {
     "collectives": _collectives,
     "draw side by side": _draw_side_by_side,
     "non-finite": _non_finite,
+    "too large for fp16": partial(_too_large_for, torch.float16),
+    "too large for bf16": partial(_too_large_for, torch.bfloat16),
     "plain": partial(train, "plain"),
     "plain fsdp": partial(train, "plain fsdp"),
     "lose a rank": _lose_a_rank,
     "reduce a negative": _reduce_a_negative,
     "reduce parameters": _reduce_parameters,
+    "send before waiting": _send_before_waiting,
     "unlike sizes": _unlike_sizes,
 }

@@ -90,6 +90,18 @@ def test_values_that_are_not_finite_go_as_over_gloo(cluster: Cluster, world: int
                 np.testing.assert_array_equal(ours, ranks[0][0][name][0], f"{name}, rank {rank}")
 
 
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_finite_values_stay_finite(cluster: Cluster, half: str) -> None:
+    """Also those that the codec's type does not hold."""
+    options = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), half)
+    ranks = cluster.run(
+        4, backend_jobs.over_backend, f"too large for {half}", {**options, "min_numel": 1000}
+    )
+    for found, _ in ranks:
+        for name, (ours, exact) in found.items():
+            np.testing.assert_allclose(ours, exact, rtol=0.02, atol=0.02, err_msg=name)
+
+
 def test_parameters_are_summed_as_any_tensor(cluster: Cluster) -> None:
     options = {"all_reduce": "raw", "reduce_scatter": "raw", "min_numel": 1000}
     for is_right, _ in cluster.run(2, backend_jobs.over_backend, "reduce parameters", options):
@@ -122,6 +134,13 @@ def test_a_lost_rank_is_named(fragile_cluster: Cluster) -> None:
     fragile_cluster.start(3, backend_jobs.over_backend, "lose a rank", {"min_numel": 1000})
     for answer in fragile_cluster.collect(range(2), 120.0).values():
         assert "rank 2" in answer[0]
+
+
+def test_a_sum_that_has_begun_waits_for_nobody(fragile_cluster: Cluster) -> None:
+    options = {"min_numel": 1000}
+    fragile_cluster.start(2, backend_jobs.over_backend, "send before waiting", options)
+    for found, _ in fragile_cluster.collect(range(2), 60.0).values():
+        assert found == pytest.approx(2 * 7 * backend_jobs.NUMEL, rel=0.01)
 
 
 def test_ranks_with_other_sizes_are_named(cluster: Cluster) -> None:

@@ -50,6 +50,11 @@ class Rules:
             self.settings, codec=codec, leg=_LEGS[op], min_numel=1, exclude=[MARK], chosen=None
         )
 
+    def sent_as(self, op: str) -> torch.dtype:
+        """See Collective."""
+        name = (self.codecs[op] or "").partition(":")[0]
+        return torch.float16 if name == "fp16" else torch.bfloat16
+
     def takes(self, op: str, values: torch.Tensor, reduction: Op | None = None) -> bool:
         """Whether this operation on these values (the larger of its two tensors) is compressed."""
         return (
@@ -75,9 +80,9 @@ class Rules:
 class Collective:
     """What a program has called.
 
-    Most codecs send a tensor with NaN or Inf as NaN alone. Then all ranks must exchange anew,
-    without a codec. They notice by the markers that all get; but from a reduce-scatter each rank
-    gets its own row alone, so a mark goes with each row.
+    Most codecs send a tensor with NaN or Inf as NaN alone, and fp16 sends 70000 as Inf. Then all
+    ranks must exchange anew, without a codec. They notice by the result, which all get; but from a
+    reduce-scatter each rank gets its own row alone, so a mark goes with each row.
 
     Attributes:
         whole: The larger of the two tensors of the call.
@@ -85,6 +90,7 @@ class Collective:
         fill: Writes what this rank gives into the rows.
         deliver: Writes the exchanged rows to where the caller expects them.
         factor: See BucketJob.
+        sent_as: A finite value that this dtype can't hold may be sent as Inf.
     """
 
     op: str
@@ -93,6 +99,7 @@ class Collective:
     fill: Callable[[torch.Tensor], object]
     deliver: Callable[[torch.Tensor], object]
     factor: int = 1
+    sent_as: torch.dtype = torch.bfloat16
 
     def job(self, step: int, raw: bool) -> BucketJob:
         """The rows, filled. Called in the communication thread."""
@@ -104,7 +111,8 @@ class Collective:
         self.fill(values[:, :columns])
         if self.op == REDUCE_SCATTER:
             # 0 or NaN, for which the host needs no value.
-            values[:, columns] = torch.stack(torch.aminmax(values[:, :columns])).mul(0).sum()
+            extremes = torch.stack(torch.aminmax(values[:, :columns]))
+            values[:, columns] = extremes.to(self.sent_as).mul(0).sum()
         return BucketJob(step, tensors, values.view(-1), raw=raw, factor=self.factor)
 
     def rows_of(self, values: torch.Tensor) -> torch.Tensor:
@@ -112,11 +120,14 @@ class Collective:
         return values.view(self.rows, -1)[:, : self._columns]
 
     def found_non_finite(self, bucket: Bucket, values: torch.Tensor, rank: int) -> bool:
-        """Whether a rank gave NaN or Inf, or a sum is infinite, so that the bucket's exchange of
-        these values (on the host) made more of them NaN; equal on all ranks."""
+        """Whether a rank gave NaN or Inf, or what was sent became infinite, so that the bucket's
+        exchange may have made NaN or Inf of other values (on the host), too; equal on all ranks."""
         if self.op == REDUCE_SCATTER:
             return not all_finite(values.view(self.rows, -1)[rank, self._columns :])
-        return bucket.exchange.non_finite is not None
+        exchange = bucket.exchange
+        if exchange.non_finite is None and not exchange.keeps_residuals:
+            return not all_finite(values)
+        return exchange.non_finite is not None
 
     @property
     def _columns(self) -> int:

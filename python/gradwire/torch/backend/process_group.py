@@ -33,7 +33,7 @@ from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import agree
 from gradwire.torch.network.meeting import Meeting, Where
-from gradwire.torch.network.transport import MakesTransports, Transport, ranks_in_world
+from gradwire.torch.network.transport import MakesTransports, Transport
 from gradwire.torch.options import Execution
 from gradwire.torch.parameters import writing_to
 from gradwire.torch.stats import StepCounters
@@ -62,7 +62,8 @@ class OperationStats:
 class GradwireGroup(SessionOwner, dist.ProcessGroup):
     """A process group that sends what it does not compress through another one.
 
-    It needs no world of torch.distributed. Every rank of the store must make it.
+    It needs no world of torch.distributed. Every rank of the store must make it. ranks: their
+    numbers in the world; empty: there is none.
 
     Attributes:
         has_compressed: Whether any group of this process has.
@@ -71,13 +72,20 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     has_compressed = False
 
     def __init__(
-        self, store: Store, rank: int, size: int, rules: Rules, timeout: timedelta
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        rules: Rules,
+        timeout: timedelta,
+        ranks: Sequence[int] = (),
     ) -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
         self._uncompressed = Uncompressed(store, rank, size, timeout)
         self._inner = self._uncompressed.group
         self._store = PrefixStore("gradwire/", store)
         self._rules = rules
+        self._ranks = ranks
         self.timeout = timeout
         self._group_name = ""
         self._buckets: dict[_Key, Bucket] = {}
@@ -85,6 +93,9 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
         self._calls = 0
         self._sessions: dict[torch.device, Session] = {}
+        if size > 1 and any(rules.codecs.values()):
+            # Not at the first collective, which must not wait for other ranks if it is async_op.
+            self._connect(torch.device("cpu"))
 
     # What is compressed ------------------------------------------------------------------------
 
@@ -124,6 +135,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
                 fill=lambda rows: rows.copy_(given.view(size, -1)),
                 deliver=lambda rows: output.view(-1).copy_(rows[own]),
                 factor=factor_of(options.reduceOp, size),
+                sent_as=self._rules.sent_as(REDUCE_SCATTER),
             ),
             output,
         )
@@ -233,8 +245,12 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def _exchange(self, collective: Collective, output: torch.Tensor) -> dist.Work:
         self._check_session()
         if output.device not in self._sessions:
-            self._sessions[output.device] = self._connect(output.device)
+            self._connect(output.device)
         session = self._sessions[output.device]
+        if self._calls == 0:
+            GradwireGroup.has_compressed = True
+            if self.rank() == 0:
+                print(self._rules.describe(), file=sys.stderr)
         self._calls += 1
         step, counts = self._calls, self._counts[collective.op]
         number, released = self._find_residual(collective.whole)
@@ -291,24 +307,20 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         key = op, device, values.dtype, values.numel(), job.raw, number
         if key not in self._buckets:
             settings = self._rules.settings_of(op)
-            first = (ranks_in_world(self) or [0])[0]
+            first = next(iter(self._ranks), 0)
             settings = replace(settings, seed=settings.seed + first)  # groups draw apart
             bucket = Bucket(job, settings, wire, self._sessions[device].stage)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
         return self._buckets[key]
 
-    def _connect(self, device: torch.device) -> Session:
-        GradwireGroup.has_compressed = True
-        if self.rank() == 0 and not self._sessions:
-            print(self._rules.describe(), file=sys.stderr)
+    def _connect(self, device: torch.device) -> None:
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())
         where: Where = self._inner
         if not isinstance(where, MakesTransports):
-            where = Meeting(self._store, self.rank(), self.size(), ranks_in_world(self))
-        session = Session(settings, device, where)
+            where = Meeting(self._store, self.rank(), self.size(), self._ranks)
+        session = self._sessions[device] = Session(settings, device, where)
         session.close_with(self)
-        return session
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
@@ -370,12 +382,13 @@ def register_backend(
     codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
     rules = Rules(codecs, min_numel, dtypes, ExchangeSettings(**vars(execution)))
 
-    def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
-        return GradwireGroup(store, rank, size, rules, timeout)
+    def make(of: Any, _: Any) -> GradwireGroup:
+        ranks = of.global_ranks_in_group or range(of.group_size)
+        return GradwireGroup(of.store, of.group_rank, of.group_size, rules, of.timeout, ranks)
 
     # (PyTorch would make it the default of a device that has no backend.)
     devices = sorted(dist.Backend.default_device_backend_map)
-    dist.Backend.register_backend(name, make, devices=devices)
+    dist.Backend.register_backend(name, make, extended_api=True, devices=devices)
     dist.monitored_barrier = distributed_c10d.monitored_barrier = _monitored_barrier
 
 
