@@ -126,6 +126,20 @@ class Situation:
     in_backward: bool = False  # the optimizer steps there
     zeros: bool = False  # set_reduce_scatter_unused_params
     keeps_zeros: bool = False  # zero_grad(set_to_none=False)
+    set: Callable[[FSDPModule], object] = id  # called with each unit
+    is_set_late: bool = False  # when the model has its FullyShardComm
+
+
+def _sum_thirds(unit: FSDPModule) -> None:
+    unit.set_gradient_divide_factor(3.0)
+    unit.set_force_sum_reduction_for_comms(True)
+
+
+def _add_after_reduction(unit: FSDPModule) -> None:
+    def add(reduced: torch.Tensor) -> None:
+        reduced.add_(0.01)
+
+    unit.set_all_reduce_hook(add)
 
 
 SITUATIONS = {
@@ -155,6 +169,12 @@ SITUATIONS = {
     "root without parameters to train": Situation(unused_tower, frozen=("head", "spare")),
     "tower without parameters to train": Situation(whole, frozen=("left",)),
     "resharded to fewer": Situation(unused_tower, reshard=2),
+    "divided by the shards": Situation(
+        whole, set=lambda unit: unit.set_gradient_divide_factor(2.0), is_set_late=True
+    ),
+    "divided by the program": Situation(whole, set=_sum_thirds),
+    "hook": Situation(unused_tower, set=_add_after_reduction),
+    "late hook": Situation(unused_tower, set=_add_after_reduction, is_set_late=True),
 }
 
 
@@ -188,7 +208,12 @@ def train(situation: Situation, codec: str | None, hybrid: bool = False) -> Trai
     policy = MixedPrecisionPolicy(**situation.mixed)
     shard(model, hybrid, mp_policy=policy, reshard_after_forward=situation.reshard)
     model.set_reduce_scatter_unused_params(situation.zeros)
+    units = [model.left, model.right, model]
+    for unit in [] if situation.is_set_late else units:
+        situation.set(unit)
     comm = None if codec is None else FullyShardComm(model, codec, start_iter=0)
+    for unit in units if situation.is_set_late else []:
+        situation.set(unit)
     optimizers = _optimizers(model, situation.in_backward)
     generator = torch.Generator().manual_seed(dist.get_rank())
     trained = Trained([], [], [])

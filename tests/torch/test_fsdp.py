@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam
 
@@ -339,6 +341,25 @@ def make_mistakes() -> None:
     check("accumulate with set_requires_gradient_sync(False)", lambda: backward(hybrid))
     check("TypeError: a FullyShardComm can't be copied or pickled", lambda: copy.deepcopy(comm))
     comm.close()
+
+
+class OwnAllGather(DefaultAllGather):
+    """The program's own."""
+
+
+def test_collectives_of_the_program_are_refused() -> None:
+    def replace_both(rank: int) -> list[str]:
+        early, late = shard(), shard(2)
+        early.first.set_custom_all_gather(OwnAllGather())
+        with contextlib.closing(FullyShardComm(late)):
+            late.first.set_custom_all_gather(OwnAllGather())
+            return [said_by(lambda: FullyShardComm(early)), said_by(lambda: backward(late))]
+
+    for rank in threads(4, replace_both):
+        for message in rank:
+            assert (
+                "ValueError: first.weight and 1 others: the program has called set_cus" in message
+            )
 
 
 def test_adam_with_a_coarse_codec_is_warned_of() -> None:

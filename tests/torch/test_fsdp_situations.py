@@ -30,6 +30,10 @@ HSDP = [
     "accumulated in part",
     "non-root",
     "thawing",
+    "divided by the shards",
+    "divided by the program",
+    "hook",
+    "late hook",
 ]
 
 

@@ -255,17 +255,16 @@ class FullyShardComm(SessionOwner):
         """Replaces the unit's communication."""
         if self._hybrid or unit.shards.size() > 1:
             unit.fill_before_reducing(partial(self._note_unused, unit))
-        if self._hybrid:
-            unit.reduce_inside()
-            unit.module.set_custom_reduce_scatter(explained(DefaultReduceScatter(), self.explain))
-            unit.module.set_all_reduce_hook(partial(self._average_replicas, unit))
-        else:
-            reduce = ReplacedCollective(partial(self._reduce_scatter, unit))
-            unit.module.set_custom_reduce_scatter(reduce)
         gather = explained(DefaultAllGather(), self.explain)
         if self._weights_session is not None:
             gather = among_shards(partial(self._all_gather, unit), unit.shards.size(), gather)
-        unit.module.set_custom_all_gather(gather)
+        if self._hybrid:
+            unit.reduce_inside()
+            reduce = explained(DefaultReduceScatter(), self.explain)
+            unit.replace_communication(reduce, gather, partial(self._average_replicas, unit))
+        else:
+            reduce = ReplacedCollective(partial(self._reduce_scatter, unit))
+            unit.replace_communication(reduce, gather)
 
     # Gradients ---------------------------------------------------------------------------------
 
@@ -287,7 +286,10 @@ class FullyShardComm(SessionOwner):
                 "set_requires_all_reduce(False) adds up shards between two all-reduces, which "
                 "FullyShardComm replaces: accumulate with set_requires_gradient_sync(False)"
             )
-        self._exchange(unit, unit.reduced_pieces(), reduced, reduced, lambda: None)
+        factor = self._session.world_size if unit.adds_replicas_up() else 1
+        self._exchange(unit, unit.reduced_pieces(), reduced, reduced, lambda: None, factor)
+        if unit.after_reduction is not None:
+            unit.after_reduction(reduced)
 
     def _reduce_scatter(
         self, unit: Unit, output_tensor: torch.Tensor, input_tensor: torch.Tensor, op: Op, **_: Any

@@ -48,6 +48,11 @@ __all__ = [
     "find_units",
 ]
 
+_TWICE = (
+    "{}: the program has called set_custom_reduce_scatter or set_custom_all_gather, and "
+    "FullyShardComm takes their place; a model can have one of them"
+)
+
 
 class Unit:
     """A module (or a list of modules) that was given to one call of `fully_shard`.
@@ -58,7 +63,10 @@ class Unit:
         ranks: All ranks of the mesh.
         replicas: The process group of the ranks that have the same shard (HSDP). None: there are
             none.
+        after_reduction: What the program gave to `set_all_reduce_hook`.
     """
+
+    after_reduction: Callable[[torch.Tensor], None] | None
 
     def __init__(self, index: int, module: FSDPModule, group: Any, names: dict[int, str]) -> None:
         """names: of the parameters, by the id of any tensor that stands for one of them."""
@@ -73,6 +81,7 @@ class Unit:
             self._names[id(p)] = next(found, lost)
         self._reduced: list[Any] = []
         self._accumulates = False  # gradients of a backward pass that was not reduced
+        self.after_reduction = group._all_reduce_hook
         mesh = group.mesh_info
         self.ranks: list[int] = mesh.mesh.mesh.flatten().tolist()
         self.replicas = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
@@ -117,6 +126,37 @@ class Unit:
     def reduced_pieces(self) -> list[NamedShape]:
         """This rank's part of them, padded as on every rank."""
         return [(self._name(p), list(p.padded_sharded_param_size)) for p in self._reduced]
+
+    def replace_communication(
+        self,
+        reduce: DefaultReduceScatter,
+        gather: DefaultAllGather,
+        average: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        """Gives the unit other collectives; `average` runs in the place of the program's hook.
+
+        Raises ValueError if the program has replaced them, too, now or at a later reduction.
+        """
+        group = self._group
+        replaced = {"_reduce_scatter_comm": reduce, "_all_gather_comm": gather}
+        for name in replaced:
+            if not type(getattr(group, name)).__module__.startswith(("torch.", "gradwire.")):
+                raise ValueError(_TWICE.format(self.names()))
+        self.module.set_custom_reduce_scatter(reduce)
+        self.module.set_custom_all_gather(gather)
+        reduce_unit = group.post_backward
+
+        def post_backward(*args: Any) -> None:
+            for name, ours in replaced.items():
+                if getattr(group, name) is not ours:
+                    raise ValueError(_TWICE.format(self.names()))
+            if group._all_reduce_hook is not average:
+                self.after_reduction = group._all_reduce_hook
+            group._all_reduce_hook = average or self.after_reduction
+            reduce_unit(*args)
+
+        group._all_reduce_hook = average or self.after_reduction
+        group.post_backward = post_backward
 
     def fill_before_reducing(self, on_fill: Callable[[Unused], None]) -> None:
         """From now on zeros stand in a reduction for gradients that this rank lacks and others may
@@ -187,11 +227,17 @@ class Unit:
         """Whether `set_requires_all_reduce(False)` is in effect."""
         return not self._group.all_reduce_grads
 
+    def adds_replicas_up(self) -> bool:
+        """Whether replicas are summed and not averaged: the program has set what divides."""
+        return self._group.gradient_divide_factor is not None
+
     def takes_result_later(self, reduced: torch.Tensor) -> bool:
         """Whether `reduced` itself becomes the gradients, and nothing reads it before the end of
-        `backward()`: it is neither divided, cast, copied to the CPU nor added to a gradient, and no
-        optimizer steps in `backward()`."""
+        `backward()`: it is neither divided, cast, copied to the CPU nor added to a gradient, and
+        neither a hook nor an optimizer runs in `backward()`."""
         if self._group.force_sum_reduction_for_comms or reduced.dtype == torch.float16:
+            return False
+        if self.after_reduction is not None:
             return False
         return all(
             p.grad is None
