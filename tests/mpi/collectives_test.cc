@@ -121,6 +121,23 @@ TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
   EXPECT_LT(last, first / 16);
 }
 
+TEST(Communicators, OfOtherRanksDrawOtherNumbers) {
+  if (world_size() < 4) GTEST_SKIP() << "two communicators need two ranks each";
+  constexpr uint64_t kN = 4096;
+  const bool second = my_rank() >= 2;
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, second ? 1 : 0, static_cast<int>(my_rank()), &half);
+  std::vector<float> values(kN, 0.3f);
+  values[0] = 1.0f;
+  const Status status = all_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32,
+                                   Reduction::kAverage, half, {.codec = "qsgd:bits=2"});
+  ASSERT_TRUE(status.ok()) << status.message();
+  std::vector<float> of_first = values;
+  MPI_Bcast(of_first.data(), kN, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  EXPECT_EQ(of_first != values, second);
+  MPI_Comm_free(&half);
+}
+
 TEST(AllReduce, SixteenBitTypesAreSummedInFloat32AndRoundedOnce) {
   constexpr uint64_t kN = 1000;
   const auto bfloat16 = [](float value) {

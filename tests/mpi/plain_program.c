@@ -44,6 +44,13 @@ int main(int argc, char** argv) {
     failed |= !isnan(in[5]);
     failed |= wrong("beside a NaN", in[6], 1.5f * (float)size);
   }
+  if (argc > 1 && strcmp(argv[1], "beyond-fp16") == 0) {
+    for (int i = 0; i < LARGE; ++i) in[i] = 1.5f;
+    in[5] = in[LARGE - 1] = 7e4f;
+    MPI_Allreduce(MPI_IN_PLACE, in, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    failed |= wrong("7e4, first", in[5], 7e4f * (float)size);
+    failed |= wrong("7e4, last", in[LARGE - 1], 7e4f * (float)size);
+  }
   MPI_Finalize();
   return failed;
 }

@@ -49,6 +49,12 @@ expect "is not finite at element 5 of buffer"
 expect "WARNING: codec int8 is made for error feedback"
 expect "1 done again as they were not finite"
 
+printf 'codec = fp16\nmin-bytes = 1000\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" -- beyond-fp16
+((status == 0))
+expect "a sum is not finite; this call is done again without compression"
+expect "1 done again as they were not finite"
+
 printf 'codec = terngrad\nmin-bytes = 1000\nexchange = terngrad\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --
 ((status == 0))

@@ -64,6 +64,10 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   MPI_Comm_size(made->handle_, &size);
   made->rank_ = static_cast<uint32_t>(rank);
   made->size_ = static_cast<uint32_t>(size);
+  int in_world = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &in_world);
+  made->first_in_world_ = static_cast<uint64_t>(in_world);
+  GW_MPI(MPI_Bcast, &made->first_in_world_, 1, MPI_UINT64_T, 0, made->handle_);
   GW_RETURN_IF_ERROR(made->find_machines());
   int* highest_tag = nullptr;
   int known = 0;

@@ -37,6 +37,9 @@ class Communicator {
   // start: finding it is collective, and ranks whose options differ must not wait for each other.
   [[nodiscard]] const std::vector<uint32_t>& machines() const noexcept { return machines_; }
 
+  // The number in MPI_COMM_WORLD of rank 0: communicators of other ranks draw other numbers.
+  [[nodiscard]] uint64_t first_in_world() const noexcept { return first_in_world_; }
+
   // Takes two tags for the next operation: the returned tag and its successor. All ranks make the
   // operations on a communicator in the same order, so all take the same tags. Tags are reused
   // after at least 16383 operations.
@@ -52,6 +55,7 @@ class Communicator {
   MPI_Comm handle_ = MPI_COMM_NULL;
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
+  uint64_t first_in_world_ = 0;
   std::vector<uint32_t> machines_;
   uint32_t tag_pairs_ = 0;
   uint32_t next_pair_ = 0;

@@ -127,7 +127,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
         auto exchange,
         make_exchange_of(request, choice.text(), std::make_shared<const Layout>(std::move(layout)),
                          rank, std::move(execution),
-                         {.seed = options.seed,
+                         {.seed = options.seed + communicator->first_in_world(),
                           .reduction = scaled ? Reduction::kAverage : request.reduction,
                           .machine_of_rank = machines}));
     Buffers buffers(request, rank, world, scaled ? static_cast<float>(world) : 1.0f);

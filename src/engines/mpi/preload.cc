@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -208,6 +210,12 @@ int fail(MPI_Comm comm, const std::string& why) {
   return MPI_ERR_OTHER;
 }
 
+bool all_finite(std::span<const float> values) {
+  bool all = true;
+  for (const float value : values) all &= std::isfinite(value);
+  return all;
+}
+
 int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int count,
                       MPI_Comm comm) {
   const auto n = static_cast<uint64_t>(count);
@@ -221,8 +229,9 @@ int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int c
                                             comm, state.config->options);
   if (!operation.ok()) return fail(comm, operation.status().message());
   const Status status = operation.value().wait();
-  const bool not_finite = status.code() == StatusCode::kNonFinite;
-  if (!status.ok() && !not_finite) return fail(comm, status.message());
+  if (!status.ok() && status.code() != StatusCode::kNonFinite) return fail(comm, status.message());
+  // bf16 and fp16 send NaN and Inf, and what is too large for them as Inf.
+  const bool not_finite = !status.ok() || !all_finite({recvbuf, n});
   int size = 1;
   PMPI_Comm_size(comm, &size);
   bool first_time = false;
@@ -240,7 +249,7 @@ int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int c
     std::fprintf(stderr,
                  "gradwire: %s; this call is done again without compression, further ones like it "
                  "without a word\n",
-                 status.message().c_str());
+                 status.ok() ? "a sum is not finite" : status.message().c_str());
   }
   return PMPI_Allreduce(sendbuf, recvbuf, count, MPI_FLOAT, MPI_SUM, comm);
 }
