@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
 
 from frozen import Distances, loss
 from gradwire.torch import DiLoCo, LocalSteps, Schedule, loopback
+from runs import said_by
 from test_optimizer_list import muon_and_adamw
 
 EVERY, STEPS = 4, 16
@@ -26,6 +29,7 @@ def train_by_hand(rank: int) -> list[torch.Tensor]:
     """Algorithm 1 of arXiv:2311.08105, with PyTorch's all-reduce."""
     model, whole = Distances(), Distances()
     inner, outer = AdamW(model.parameters(), lr=2e-3), outer_of(whole)
+    scheduler = ExponentialLR(outer, 0.5)
     for step in range(STEPS):
         inner.zero_grad()
         loss(model, rank, step).backward()
@@ -37,18 +41,22 @@ def train_by_hand(rank: int) -> list[torch.Tensor]:
             dist.all_reduce(change)
             shared.grad = change / dist.get_world_size()
         outer.step()
+        scheduler.step()
         model.load_state_dict(whole.state_dict())
     return [p.detach() for p in model.parameters()]
 
 
 def train(rank: int, **options: Any) -> list[torch.Tensor]:
     model = Distances()
-    inner = AdamW(model.parameters(), lr=2e-3)
-    with DiLoCo(model, inner, outer_of(model), sync_every=EVERY, **options) as diloco:
+    inner, outer = AdamW(model.parameters(), lr=2e-3), outer_of(model)
+    with DiLoCo(model, inner, outer, sync_every=EVERY, **options) as diloco:
+        scheduler = ExponentialLR(outer, 0.5)
         for step in range(STEPS):
             inner.zero_grad()
             loss(model, rank, step).backward()
             inner.step()
+            if (step + 1) % EVERY == 0:
+                scheduler.step()
     assert diloco.stats().local_steps == STEPS
     return [p.detach().clone() for p in model.parameters()]
 
@@ -73,17 +81,21 @@ def test_it_is_local_steps_under_other_names(codec: str | None, gate: str | None
 
     def wrapped(rank: int) -> list[torch.Tensor]:
         model = Distances()
+        outer = outer_of(model)
         optimizer = LocalSteps(
             AdamW(model.parameters(), lr=2e-3),
             model,
             codec,
-            outer=outer_of(model),
+            outer=outer,
             schedule=Schedule(EVERY, fragments=2, delay=1, mix=0.25, gate=gate or ""),
         )
+        scheduler = ExponentialLR(outer, 0.5)
         for step in range(STEPS):
             optimizer.zero_grad()
             loss(model, rank, step).backward()
             optimizer.step()
+            if (step + 1) % EVERY == 0:
+                scheduler.step()
         optimizer.synchronize()
         optimizer.close()
         return [p.detach().clone() for p in model.parameters()]
@@ -92,6 +104,40 @@ def test_it_is_local_steps_under_other_names(codec: str | None, gate: str | None
     there = loopback.run(2, wrapped)
     for ours, theirs in zip(here, there, strict=True):
         assert all(map(torch.equal, ours, theirs))
+
+
+def test_the_outer_optimizers_state_is_in_that_of_local_steps() -> None:
+    def train(rank: int) -> tuple[list[str], float]:
+        model = Distances()
+        inner, outer = SGD(model.parameters(), lr=0.1), outer_of(model)
+        said = [said_by(lambda: DiLoCo(model, inner, stepped_outer(), sync_every=1))]
+        with DiLoCo(model, inner, outer, sync_every=1) as diloco:
+            outer.param_groups[0]["lr"] = 0.25
+            loss(model, rank, 0).backward()
+            inner.step()
+            state = copy.deepcopy(diloco.optimizer.state_dict())
+            said += [said_by(outer.state_dict), said_by(outer.step)]
+            said.append(said_by(lambda: outer.load_state_dict({})))
+        again = outer_of(model)
+        with DiLoCo(model, inner, again, sync_every=1) as diloco:
+            diloco.optimizer.load_state_dict(state)
+        return said, again.param_groups[0]["lr"]
+
+    def stepped_outer() -> Optimizer:
+        model = Distances()
+        outer = outer_of(model)
+        loss(model, 0, 0).backward()
+        outer.step()
+        return outer
+
+    for (early, *used), lr in loopback.run(2, train):
+        assert "outer_optimizer is a SGD that has a state already" in early
+        assert [text.split(",")[0] for text in used] == [
+            "RuntimeError: SGD was asked for its state itself",
+            "RuntimeError: SGD was stepped itself",
+            "RuntimeError: SGD was given a state itself",
+        ]
+        assert lr == 0.25
 
 
 def test_a_gate_sends_fewer_bytes() -> None:

@@ -50,6 +50,16 @@ def test_gains_are_between_one_and_the_root_of_the_ranks(ranks: int) -> None:
             assert 1.0 <= min(gains) <= max(gains) <= math.sqrt(ranks)
 
 
+def test_a_gradient_whose_norm_overflows_is_forgotten() -> None:
+    """In float32 its norm is infinite."""
+    estimate, mean = GradientNoise(NUMELS, 4), torch.zeros(GradientNoise(NUMELS, 4).numel)
+    for size in (1e20, *[1.0] * 6000):
+        estimate.sketch([torch.full((n,), size) for n in NUMELS], mean)
+        estimate.update(mean)
+    assert estimate.power.isfinite().all()
+    assert estimate.gains() == pytest.approx([1.0] * 4, rel=0.1)
+
+
 def test_average_norm_is_that_of_the_average() -> None:
     gradients = [torch.ones(n) for n in NUMELS]
     own = sum(NUMELS) ** 0.5

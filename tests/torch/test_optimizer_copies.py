@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from gradwire.torch import GradwireState, LocalSteps, Schedule, ShardedOptimizer, loopback
-from gradwire.torch.optimizers.local_rules import like
+from gradwire.torch.optimizers.local_rules import OuterLike
 from gradwire.torch.optimizers.replica import most_bytes
 from gradwire.torch.wrapping_optimizer import is_adaptive
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_copied_is_shared() -> None:
     weight = nn.Parameter(torch.zeros(3))
     outer = SGD([weight], lr=0.1)
     outer.param_groups[0] |= {"rate": rate, "generator": (n for n in range(3))}
-    (group,) = like(outer)([weight]).param_groups
+    (group,) = OuterLike(outer)([weight]).param_groups
     assert float(group["rate"]) == 0.5
     assert group["generator"] is outer.param_groups[0]["generator"]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from cluster import Cluster
 from gradwire.contrib.qsvrg import QSVRG
@@ -84,6 +84,36 @@ def test_each_way_says_what_it_was_given() -> None:
             check(way)
 
     loopback.run(2, check_all)
+
+
+def test_hooks_of_optimizers_see_the_state_and_may_change_it() -> None:
+    def check_hooks(rank: int) -> None:
+        for way in in_process():
+            if isinstance(way, Optimizer):
+                check_hooks_of(way)
+
+    loopback.run(2, check_hooks)
+
+
+def check_hooks_of(way: Optimizer) -> None:
+    called: list[Any] = []
+
+    def add_note(_: Optimizer, state: dict[str, Any]) -> None:
+        state["note"] = len(called)
+
+    def drop_note(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        called.append(state["note"])
+        return {name: entry for name, entry in state.items() if name != "note"}
+
+    way.register_state_dict_pre_hook(lambda _: called.append("saves"))
+    way.register_state_dict_post_hook(add_note)
+    way.register_load_state_dict_pre_hook(drop_note)
+    way.register_load_state_dict_post_hook(lambda _: called.append("has loaded"))
+    state = way.state_dict()
+    assert state["note"] == 1
+    way.load_state_dict(state)
+    assert called == ["saves", 1, "has loaded"], type(way)
+    assert state["note"] == 1
 
 
 def check_sharded() -> None:

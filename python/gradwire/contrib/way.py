@@ -23,6 +23,7 @@ from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.hook.ddp_module import require_unhooked
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
 from gradwire.torch.staging.moves import checksums_of
+from gradwire.torch.wrapping_optimizer import runs_hooks_of_loading, runs_hooks_of_saving
 
 _LOCAL = ("every", "schedule")  # options that make it LocalSteps
 
@@ -31,11 +32,13 @@ class LocalSteps(gradwire.torch.LocalSteps):
     """To a framework this is the wrapped optimizer, whose state it saves and loads. The state of
     LocalSteps is each rank's own, and `Way.save` and `Way.restore` have it."""
 
+    @runs_hooks_of_saving
     def state_dict(self) -> Any:
         return self._optimizer.state_dict()
 
-    def load_state_dict(self, state: Any) -> None:
-        self._optimizer.load_state_dict(state)
+    @runs_hooks_of_loading
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._optimizer.load_state_dict(state_dict)
 
 
 class Way:

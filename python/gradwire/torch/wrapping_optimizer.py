@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -149,6 +150,39 @@ class OwnUse:
     def step(self, *closure: Callable[[], Any]) -> Any:
         with self.of_owner():
             return self._optimizer.step(*closure)
+
+
+def runs_hooks_of_saving(save: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """For the state_dict() of a WrappingOptimizer: runs what was registered for it, as that of
+    PyTorch's optimizers does."""
+
+    @wraps(save)
+    def state_dict(self: WrappingOptimizer) -> dict[str, Any]:
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = save(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            replaced = after(self, state)
+            state = state if replaced is None else replaced
+        return state
+
+    return state_dict
+
+
+def runs_hooks_of_loading(load: Callable[[Any, dict[str, Any]], None]) -> Callable[..., None]:
+    """The same for load_state_dict()."""
+
+    @wraps(load)
+    def load_state_dict(self: WrappingOptimizer, state_dict: dict[str, Any]) -> None:
+        state = copy.copy(state_dict)  # which hooks may change; it may be of a wrong type
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = before(self, state)
+            state = state if replaced is None else replaced
+        load(self, state)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    return load_state_dict
 
 
 class WrappingOptimizer(LiveScalars, Optimizer):

@@ -123,6 +123,7 @@ class Averaging:
             optimizers = {name_of(self.optimizer): self.optimizer}
         for place, fragment in enumerate(self.fragments):
             if (outer := fragment.outer) is not None:
+                fragment.lead_outer()
                 optimizers[f"the outer {type(outer).__name__} of fragment {place}"] = outer
         return self._options.of(optimizers)
 

@@ -52,7 +52,8 @@ class DiLoCo:
         inner_optimizer: Of its parameters. You step it inside the context. Of several in a list,
             each steps once in a step, in any order.
         outer_optimizer: Any optimizer of the model's parameters, whose class and options are taken,
-            or a function that makes one of a list of parameters.
+            also as a scheduler changes them, or a function that makes one of a list of parameters.
+            Its state is in that of `optimizer`.
         sync_every: Steps from one exchange of a fragment to the next.
         fragments: Parts of the model, whose exchanges take turns.
         fragment_sync_delay: Steps during which an exchange travels. It begins so many steps before

@@ -24,7 +24,7 @@ from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.gate import Gate
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
-from gradwire.torch.optimizers.local_rules import LocalRules
+from gradwire.torch.optimizers.local_rules import LocalRules, OuterLike
 from gradwire.torch.optimizers.replica import ReplicaBucket
 from gradwire.torch.parameters import NamedTensor, ordinary_tensors, wide_of
 from gradwire.torch.staging.moves import Shelf, overwrite
@@ -100,6 +100,7 @@ class Fragment:
         self.bucket = self._spare = ReplicaBucket(mine, device, beside)
         if rules.schedule.is_back_to_back:
             self._spare = ReplicaBucket(mine, device, beside)
+        self._outer_like = rules.outer if isinstance(rules.outer, OuterLike) else None
         self.outer = None if rules.outer is None else rules.outer(self.anchors)
         if rules.outer is not None and not isinstance(self.outer, Optimizer):
             raise TypeError(
@@ -125,6 +126,11 @@ class Fragment:
         """Around what computes with the anchors, which may lie on the host. change: whether they
         may change inside."""
         return nullcontext() if self.shelf is None else self.shelf.at_hand(change)
+
+    def lead_outer(self) -> None:
+        """Gives the outer optimizer the options of the one that the user has."""
+        if self._outer_like is not None and self.outer is not None:
+            self._outer_like.lead(self.outer)
 
     def check_outer(self) -> None:
         """Raises ValueError unless the outer optimizer's parameters are the anchors."""
@@ -267,6 +273,7 @@ class Fragment:
             elif place not in unused:
                 anchor.grad = in_order_of(anchor, average)
         if self.outer is not None:
+            self.lead_outer()
             self.outer.step()
             for anchor in self.anchors:
                 anchor.grad = None
@@ -348,5 +355,7 @@ class Fragment:
             overwrite(self.anchors, state["anchors"])
             if self.outer is not None:  # which brings its state to where its parameters are
                 self.outer.load_state_dict(state["outer"])
+                if self._outer_like is not None:
+                    self._outer_like.follow(self.outer)
         if self.momentum is not None:
             self.momentum.load_state_dict(state["momentum"])

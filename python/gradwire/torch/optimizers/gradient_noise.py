@@ -73,7 +73,8 @@ class GradientNoise:
         offset = self._updates * _STRIDE % _OFFSETS
         sketch.zero_()
         norms = norms_of(gradients).cpu().tolist() if norms is None else norms
-        self._own.copy_(torch.tensor([n**2 for n in norms], dtype=torch.float64, device="cpu"))
+        own = [_wide_norm(g, norm) for g, norm in zip(gradients, norms, strict=True)]
+        self._own.copy_(torch.tensor([n**2 for n in own], dtype=torch.float64, device="cpu"))
         for gradient, sums in zip(gradients, sketch.view(-1, SUMS), strict=True):
             if gradient is None:
                 continue
@@ -119,6 +120,13 @@ class GradientNoise:
         self._updates = int(state["updates"])
         self.power.copy_(state["power"])
         self._own.copy_(state["own"])
+
+
+def _wide_norm(gradient: torch.Tensor | None, norm: float) -> float:
+    """The norm, also where it overflowed in float32 though the gradient is finite."""
+    if gradient is None or not math.isinf(norm):
+        return norm
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
 
 
 @ordinary_tensors()

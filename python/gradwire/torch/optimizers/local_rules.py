@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE, Compression
-from gradwire.torch.wrapping_optimizer import remake
+from gradwire.torch.wrapping_optimizer import OwnUse, copy_options, remake
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 # Their steps shrink with the root of the second moment of the gradient that they are given.
@@ -119,7 +120,7 @@ class LocalRules:
             raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
         rules = LocalRules(
             schedule,
-            like(outer) if isinstance(outer, Optimizer) else outer,
+            OuterLike(outer) if isinstance(outer, Optimizer) else outer,
             clip_norm,
             correct_noise,
             late_momentum,
@@ -228,21 +229,60 @@ class LocalRules:
         ]
 
 
-def like(optimizer: Optimizer) -> OuterFactory:
-    """Makes optimizers of its class with its options.
+class OuterLike:
+    """Makes optimizers like the user's: of its class, with its options whatever they become, such
+    as by a learning-rate scheduler. The user's own takes no steps.
 
     Raises:
-        ValueError: Its groups have several options, and a fragment has one group.
+        ValueError: It has several groups, and a fragment has one; or it has a state.
     """
-    if len(optimizer.param_groups) != 1:
-        raise ValueError(
-            f"outer is a {type(optimizer).__name__} with {len(optimizer.param_groups)} groups of "
-            "parameters, and has one in a fragment: give a function that makes an optimizer for a "
-            "list of parameters"
-        )
-    options = optimizer.param_groups[0]
 
-    return lambda parameters: remake(optimizer, [{**options, "params": parameters}])
+    def __init__(self, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        if len(optimizer.param_groups) != 1:
+            raise ValueError(
+                f"outer is a {name} with {len(optimizer.param_groups)} groups of parameters, and "
+                "has one in a fragment: give a function that makes an optimizer for a list of "
+                "parameters"
+            )
+        if optimizer.state:
+            raise ValueError(
+                f"outer is a {name} that has a state already, which would be lost: give a new one"
+            )
+        self._optimizer = optimizer
+        self._own_use = OwnUse(optimizer, "LocalSteps")
+        self._own_use.refuse_saving()
+        self._own_use.refuse_loading("load the state of the LocalSteps")
+        # The user's options, as each of those made knows them.
+        self._known: WeakKeyDictionary[Optimizer, dict[str, Any]] = WeakKeyDictionary()
+
+    def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
+        options = self._optimizer.param_groups[0]
+        made = remake(self._optimizer, [{**options, "params": parameters}])
+        self._known[made] = copy_options(options)
+        return made
+
+    def lead(self, made: Optimizer) -> None:
+        """Gives what was made the options that the user has changed. (Some optimizers count in
+        their options.)"""
+        self._optimizer._opt_called = True  # type: ignore[attr-defined] # schedulers ask for a step
+        options = copy_options(self._optimizer.param_groups[0])
+        known, self._known[made] = self._known[made], options
+        changed = {n: v for n, v in options.items() if n not in known or not _equal(v, known[n])}
+        made.param_groups[0].update(copy_options(changed))
+
+    def follow(self, made: Optimizer) -> None:
+        """Gives the user's optimizer the options with a state that was loaded."""
+        self._optimizer.param_groups[0].update(copy_options(made.param_groups[0]))
+        for each in self._known:
+            self._known[each] = copy_options(self._optimizer.param_groups[0])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return one is other
 
 
 @explains_arguments

@@ -46,7 +46,13 @@ from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import ordinary_tensors
 from gradwire.torch.tensor_memory import require_memory
-from gradwire.torch.wrapping_optimizer import WrappingOptimizer, as_one, refuse_modes
+from gradwire.torch.wrapping_optimizer import (
+    WrappingOptimizer,
+    as_one,
+    refuse_modes,
+    runs_hooks_of_loading,
+    runs_hooks_of_saving,
+)
 
 if TYPE_CHECKING:
     from gradwire.torch.optimizers.local_stats import LocalStats
@@ -102,8 +108,9 @@ class LocalSteps(WrappingOptimizer):
         every: Steps from one exchange to the next. None: 1.
         exchange: As in Compression. None: "sharded".
         outer: An outer optimizer, as a function that makes it for a list of parameters, or as an
-            optimizer of `model`, whose class and options are taken. Each fragment has its own.
-            None: plain average.
+            optimizer of `model`, whose class and options are taken, also as a scheduler changes
+            them. Each fragment has its own, whose state is in that of LocalSteps. None: plain
+            average.
         clip_norm: Clips each rank's gradient by the norm of the *average* gradient, as
             clip_grad_norm_ would do in DDP; that norm is estimated (gradient_noise.py). None: no
             clipping.
@@ -256,10 +263,10 @@ class LocalSteps(WrappingOptimizer):
                 agreed = anchor.to(values.device, values.dtype)
                 if name in edited and (fragment.steps > 0 or not torch.equal(values, agreed)):
                     raise RuntimeError(
-                        f"{name} was changed between two steps, such as by a cast and back, and "
-                        "late momentum averages what steps change: give LocalSteps "
-                        "late_momentum=False, which exchanges every change. To evaluate other "
-                        "weights, put them into a copy of the model"
+                        f"{name} was changed between two steps, such as by a cast and back, a "
+                        "clamp or a step that broke off, and late momentum averages what steps "
+                        "change: give LocalSteps late_momentum=False, which exchanges every "
+                        "change. To evaluate other weights, put them into a copy of the model"
                     )
 
     def _step_alone(self, closure: Callable[[], Any] | None, scale: float | None) -> Any:
@@ -377,6 +384,7 @@ class LocalSteps(WrappingOptimizer):
         ratio = ratio_in_steps(found["ratio"], self._averaging, self._own_steps, totals.values)
         return found | {"ratio": ratio}
 
+    @runs_hooks_of_saving
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's optimizer, the anchors, the outer optimizers, and residuals.
 
@@ -395,14 +403,15 @@ class LocalSteps(WrappingOptimizer):
             "left_out": self._left_out,
         }
 
-    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+    @runs_hooks_of_loading
+    def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
         """Goes on from a saved state; every rank must load its own, and its model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, shard, codec, model, class of optimizer, `every`, `fragments`,
         `delay`, `mix`, `gate` or `outer`.
         """
-        state = checkpoint.with_clean_names(state)
+        state = checkpoint.with_clean_names(state_dict)
         session, averaging = self._peers.session, self._averaging
         self._replica.identity(session).check(state)
         averaging.check_state(state)

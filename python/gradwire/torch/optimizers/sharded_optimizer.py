@@ -52,6 +52,8 @@ from gradwire.torch.wrapping_optimizer import (
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
+    runs_hooks_of_loading,
+    runs_hooks_of_saving,
     usual_push_codec,
 )
 
@@ -241,6 +243,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         places = zip(self._wide, self._replica.parameters, strict=True)
         return [wide for wide, parameter in places if wide.dtype != parameter.dtype]
 
+    @runs_hooks_of_saving
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's shard, its residuals and the groups' options; every rank saves its own.
 
@@ -254,13 +257,14 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
             "wide": [values.clone() for values in self._wide_of_16_bits()],
         }
 
-    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+    @runs_hooks_of_loading
+    def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
         """Goes on from a saved state; every rank must load its own, and the model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, codec, class of optimizer or model.
         """
-        state = checkpoint.with_clean_names(state)
+        state = checkpoint.with_clean_names(state_dict)
         self._replica.identity(self._session).check(state)
         checkpoint.check_optimizer(state, self._optimizer)
         if len(state["options"]) != len(self.param_groups):

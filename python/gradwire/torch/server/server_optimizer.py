@@ -38,6 +38,8 @@ from gradwire.torch.wrapping_optimizer import (
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
+    runs_hooks_of_loading,
+    runs_hooks_of_saving,
     usual_push_codec,
 )
 
@@ -340,6 +342,7 @@ class ServerOptimizer(WrappingOptimizer):
 
     # Checkpoint --------------------------------------------------------------------------------
 
+    @runs_hooks_of_saving
     def state_dict(self) -> checkpoint.StateDict:
         """The local optimizer's state, with a further entry `gradwire`; every rank saves its own.
 
@@ -358,6 +361,7 @@ class ServerOptimizer(WrappingOptimizer):
         )
         return state
 
+    @runs_hooks_of_loading
     def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
         """Goes on from a saved state, before `connect`.
 

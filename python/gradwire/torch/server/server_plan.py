@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
-from gradwire.torch.errors import UnmatchedPatternWarning
+from gradwire.torch.errors import UnmatchedPatternWarning, level_of_user
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import PART_BITS
 from gradwire.torch.parameters import (
@@ -72,7 +72,7 @@ def make_plan(
     layout = settings.layout_of(named)
     for pattern in layout.unmatched:
         text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
-        warnings.warn(text, UnmatchedPatternWarning, stacklevel=3)
+        warnings.warn(text, UnmatchedPatternWarning, stacklevel=level_of_user())
     # (Without values no server has a tensor, and all have the model as one part.)
     is_divided = settings.is_tensorwise and layout.segments
     parts = _divide(settings, layout, named) if is_divided else [(layout, named)]
