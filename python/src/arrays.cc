@@ -1,6 +1,7 @@
 #include "arrays.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <string>
 
@@ -196,6 +197,10 @@ InputView ValueInput::values() const {
   return {dtype_, std::span(static_cast<const uint16_t*>(array_.data()), array_.size())};
 }
 
+std::span<const std::byte> ValueInput::bytes() const {
+  return {static_cast<const std::byte*>(array_.data()), array_.nbytes()};
+}
+
 ByteInput::ByteInput(nb::handle object) {
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
@@ -225,6 +230,15 @@ NumpyArray<T> new_array(size_t n) {
 
 template NumpyArray<float> new_array(size_t n);
 template NumpyArray<uint16_t> new_array(size_t n);
+
+void require_apart(std::span<const std::byte> read, std::span<const std::byte> written) {
+  const std::less<const std::byte*> before;
+  if (before(read.data(), written.data() + written.size()) &&
+      before(written.data(), read.data() + read.size())) {
+    raise(StatusCode::kInvalidArgument,
+          "what is read and what is written lie in the same memory; pass an output of its own");
+  }
+}
 
 void note_write(nb::handle tensor) {
   if (!nb::hasattr(tensor, "untyped_storage")) return;

@@ -49,6 +49,7 @@ class ValueInput {
  public:
   explicit ValueInput(nanobind::handle object, std::optional<Dtype> bits = std::nullopt);
   [[nodiscard]] InputView values() const;
+  [[nodiscard]] std::span<const std::byte> bytes() const;
 
  private:
   nanobind::ndarray<nanobind::ro> array_;
@@ -76,6 +77,9 @@ using NumpyArray = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 // A new NumPy array of n uninitialised values, float or uint16_t.
 template <typename T>
 [[nodiscard]] NumpyArray<T> new_array(size_t n);
+
+// Raises an error if what is read and what is written have bytes in common.
+void require_apart(std::span<const std::byte> read, std::span<const std::byte> written);
 
 // Lets PyTorch see that the values of a tensor were written. Does nothing for other objects.
 void note_write(nanobind::handle tensor);

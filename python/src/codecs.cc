@@ -125,6 +125,7 @@ void decode_into(ArrayLike data, ArrayLike out, bool accumulate, int threads,
                  const std::string& target) {
   const ByteInput input(data);
   const FloatOutput output(out);
+  require_apart(input.bytes(), std::as_bytes(output.values()));
   Execution& execution = execution_for(target, threads);
   const DecodeMode mode = accumulate ? DecodeMode::kAdd : DecodeMode::kStore;
   raise_if_error(without_gil([&]() -> Status {
@@ -251,6 +252,7 @@ class PyCompressor {
   uint64_t encode_into(ArrayLike x, ArrayLike out, uint64_t step) {
     const ValueInput input(x);
     const ByteOutput output(out);
+    require_apart(input.bytes(), std::as_bytes(output.values()));
     return encode_to(input.values(), step, std::as_writable_bytes(output.values()));
   }
 
@@ -425,8 +427,8 @@ void bind_codecs(nb::module_& module) {
              nb::arg("accumulate") = false, nb::kw_only(), nb::arg("threads") = 1,
              nb::arg("target") = "auto",
              "Decodes a frame into `out`, or adds it to `out` if accumulate is true. out: "
-             "writable C-contiguous float32 array with as many values as the frame. Raises "
-             "GradwireError; after corrupt_payload the values of `out` are unspecified.");
+             "writable C-contiguous float32 array with as many values as the frame, apart from it in "
+             "memory. Raises GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
   module.def("frame_header", &frame_header, nb::arg("data"),
@@ -470,7 +472,8 @@ void bind_codecs(nb::module_& module) {
            "Codecs that draw take the same random numbers in each call with the same step.")
       .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
            nb::arg("step") = 0,
-           "As encode, into a uint8 array of at least max_encoded_size bytes; returns the size.")
+           "As encode, into a uint8 array of at least max_encoded_size bytes, apart from x in memory; "
+           "returns the size.")
       .def_prop_ro("codec", &PyCompressor::codec, "Canonical text of the codec.")
       .def_prop_ro("numel", &PyCompressor::numel)
       .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)

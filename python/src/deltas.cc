@@ -47,6 +47,8 @@ Dict encode(ArrayLike base, ArrayLike result, ArrayLike delta, uint64_t width, b
   const ByteOutput from(base);
   const ByteInput to(result);
   const ByteOutput out(delta);
+  require_apart(writable(from), writable(out));
+  require_apart(to.bytes(), writable(out));
   const DeltaElement element = parse_element(width, is_float);
   Execution& execution = execution_for(target, threads);
   return describe(value_or_raise(without_gil([&] {
@@ -70,6 +72,7 @@ Dict inspect(ArrayLike data) {
 void apply(ArrayLike data, ArrayLike values, int threads, const std::string& target) {
   const ByteInput input(data);
   const ByteOutput output(values);
+  require_apart(input.bytes(), writable(output));
   Execution& execution = execution_for(target, threads);
   raise_if_error(without_gil([&] {
     const auto delta = parse_delta(input.bytes());
@@ -88,6 +91,7 @@ class DecodedDelta {
 
   void apply(ArrayLike values, int threads, const std::string& target) const {
     const ByteOutput output(values);
+    require_apart(input_.bytes(), writable(output));
     Execution& execution = execution_for(target, threads);
     raise_if_error(without_gil([&] { return apply_delta(delta_, writable(output), execution); }));
   }
@@ -102,6 +106,8 @@ Dict fold(ArrayLike first, ArrayLike second, ArrayLike folded, int threads,
   const ByteInput before(first);
   const ByteInput after(second);
   const ByteOutput out(folded);
+  require_apart(before.bytes(), writable(out));
+  require_apart(after.bytes(), writable(out));
   Execution& execution = execution_for(target, threads);
   const Delta one = value_or_raise(parse_delta(before.bytes()));
   const Delta two = value_or_raise(parse_delta(after.bytes()));

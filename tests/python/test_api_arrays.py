@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import gradwire
 from gradients import gradient, has_code, same_bits
+from gradwire import _core
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -47,6 +48,36 @@ def test_anything_that_speaks_buffer_or_dlpack_is_an_array(wrap: Any) -> None:
     frame = gradwire.encode(x, "3lc")
     assert gradwire.encode(wrap(x), "3lc") == frame
     assert gradwire.Compressor("3lc", 60).encode(wrap(x)) == frame
+
+
+def test_an_output_in_the_memory_of_the_input_is_refused() -> None:
+    n = 64
+    compressor = gradwire.Compressor("bf16", n)
+    memory = np.zeros(compressor.max_encoded_size + 4 * n, np.uint8)
+    frame = gradwire.encode(gradient(n), "bf16")
+    memory[: len(frame)] = np.frombuffer(frame, np.uint8)
+    delta = np.zeros(_core.max_delta_size(n, 4), np.uint8)
+    size = _encode_delta(np.zeros(4 * n, np.uint8), np.ones(4 * n, np.uint8), delta)["size"]
+    whole = np.zeros(8 * delta.size, np.uint8)
+    whole[:size] = delta[:size]
+    for call in (
+        lambda: gradwire.decode_into(memory[: len(frame)], memory[32 : 32 + 4 * n].view("<f4")),
+        lambda: compressor.encode_into(memory[4 * n - 4 : 8 * n - 4].view("<f4"), memory[: 4 * n]),
+        lambda: _core.apply_delta(whole[:size], whole[: 4 * n]),
+        lambda: _core.DecodedDelta(whole[:size]).apply(whole[: 4 * n]),
+        lambda: _core.fold_deltas(whole[:size], delta[:size], whole),
+        lambda: _encode_delta(whole[: 4 * n], np.zeros(4 * n, np.uint8), whole[8:]),
+        lambda: _encode_delta(np.zeros(4 * n, np.uint8), whole[: 4 * n], whole[8:]),
+    ):
+        with pytest.raises(gradwire.GradwireError, match="lie in the same memory"):
+            call()
+    apart = memory[-4 * n :].view("<f4")
+    gradwire.decode_into(memory[: len(frame)], apart)
+    assert same_bits(apart, gradwire.decode(frame))
+
+
+def _encode_delta(base: Any, result: Any, delta: Any) -> dict[str, Any]:
+    return _core.encode_delta(base, result, delta, width=4, is_float=True, follow=False)
 
 
 def test_a_read_only_array_can_be_encoded() -> None:
