@@ -423,12 +423,12 @@ void bind_codecs(nb::module_& module) {
       "'bfloat16', which NumPy doesn't have, uint16 of its bits. Values are "
       "rounded half to even to 16 bits; a raw frame of that dtype comes back bit for bit. Raises "
       "GradwireError; frames of more than max_numel values are refused before memory is taken.");
-  module.def("decode_into", &decode_into, nb::arg("frame"), nb::arg("out"),
-             nb::arg("accumulate") = false, nb::kw_only(), nb::arg("threads") = 1,
-             nb::arg("target") = "auto",
-             "Decodes a frame into `out`, or adds it to `out` if accumulate is true. out: "
-             "writable C-contiguous float32 array with as many values as the frame, apart from it in "
-             "memory. Raises GradwireError; after corrupt_payload the values of `out` are unspecified.");
+  module.def(
+      "decode_into", &decode_into, nb::arg("frame"), nb::arg("out"), nb::arg("accumulate") = false,
+      nb::kw_only(), nb::arg("threads") = 1, nb::arg("target") = "auto",
+      "Decodes a frame into `out`, or adds it to `out` if accumulate is true. out: "
+      "writable C-contiguous float32 array with as many values as the frame, apart from it in "
+      "memory. Raises GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
   module.def("frame_header", &frame_header, nb::arg("data"),
@@ -472,8 +472,8 @@ void bind_codecs(nb::module_& module) {
            "Codecs that draw take the same random numbers in each call with the same step.")
       .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
            nb::arg("step") = 0,
-           "As encode, into a uint8 array of at least max_encoded_size bytes, apart from x in memory; "
-           "returns the size.")
+           "As encode, into a uint8 array of at least max_encoded_size bytes, apart from x in "
+           "memory; returns the size.")
       .def_prop_ro("codec", &PyCompressor::codec, "Canonical text of the codec.")
       .def_prop_ro("numel", &PyCompressor::numel)
       .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)
