@@ -223,7 +223,7 @@ def test_a_run_that_did_not_end_is_no_number(tmp_path: Path) -> None:
     result = RunResult.read(made(ArmRun(MLP, 0))["results"][0])
     settings = {MLP: MLP.settings(0, TINY)}
     for failed, said in (("", "diverged"), ("no budget", "stopped")):
-        ended = replace(result, final=None, failed=failed)
+        ended = replace(result, final=None, failed=failed, diverged=None if failed else 1)
         assert Found({MLP: {0: ended}}, settings).text(MLP) == said
         assert Found({MLP: {0: ended, 1: result}}, settings).text(MLP) == f"1 of 2 {said}"
 

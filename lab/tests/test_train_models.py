@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire_lab.train import models
 from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.recipes import IMAGES, MODELS
 from gradwire_lab.train.strategy import seed_dropout
 
 
@@ -39,6 +41,18 @@ def test_sizes(name: str, channels: int, side: int, parameters: int) -> None:
     assert logits.shape == (2, 10)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layers_of_a_recipe_are_those_that_can_be_excluded(name: str) -> None:
+    shape = (1, 28, 10) if MODELS[name].data == IMAGES else (256, 64)
+    model = models.build(name, *shape, seed=0, width=32)
+    shapes = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+    layers = MODELS[name].layers
+    all_of_them = ExchangeSettings(exclude_last=layers).with_last_excluded(shapes)
+    assert len(all_of_them.last_excluded) == layers
+    with pytest.raises(ValueError, match=f"the model has {layers} layers"):
+        ExchangeSettings(exclude_last=layers + 1).with_last_excluded(shapes)
 
 
 def test_a_block_that_shrinks_keeps_every_second_pixel() -> None:

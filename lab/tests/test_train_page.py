@@ -121,7 +121,7 @@ def test_no_run_that_diverged_is_called_the_first() -> None:
     raw, small = made().results
     lost = replace(small, final=None, diverged=4)
     assert verdict(replace(made(), results=[raw, lost])).startswith("raw came to 74.50% first")
-    assert verdict(replace(made(), results=[replace(raw, final=None), small])) == ""
+    assert verdict(replace(made(), results=[replace(raw, final=None, diverged=4), small])) == ""
     slow = replace(raw, evaluations=[])
     until = replace(made().settings, until=0.7)
     made_up = replace(made(), settings=until, results=[slow, small])

@@ -87,7 +87,7 @@ def test_modelled_times_replace_the_wire() -> None:
     assert raw.measured_seconds == 8.0
     assert raw.seconds == pytest.approx(8.0 - 0.5 + 16000 * 8 / 1e6)
     assert small.seconds == pytest.approx(2.0 - 0.5 + 1000 * 8 / 1e6)
-    assert raw.evaluations[0]["seconds"] == pytest.approx(raw.seconds / 2)
+    assert raw.evaluations[0].seconds == pytest.approx(raw.seconds / 2)
 
 
 def test_rivals_have_computed_bytes_and_tell_no_time_on_the_wire() -> None:
@@ -196,6 +196,13 @@ def test_servers_carry_what_all_workers_push() -> None:
     assert "a server received 0.001 MB and sent 0.000 MB" in text
     assert "dropped: 3 of worker 1." in text
     assert "bit-identical" in text
+    again = replace(result, seed=1)
+    two = replace(made, settings=replace(settings, codecs=("3lc",), seeds=2))
+    notes = report_table.footnotes(replace(two, results=[result, again]))
+    served = [note for note in notes if "a server received" in note]
+    assert [note.partition(":")[0] for note in served] == ["3lc seed 0", "3lc seed 1"]
+    twice = replace(made, results=[result, result])
+    assert report_table.footnotes(twice) == report_table.footnotes(made)
 
 
 def test_one_worker_sends_nothing() -> None:

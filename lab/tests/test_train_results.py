@@ -79,6 +79,40 @@ def test_another_file_in_a_results_place_is_named(tmp_path: Path, content: str) 
         kept(tmp_path)
 
 
+DAMAGES: dict[str, dict[str, Any]] = {
+    "`times` is a whole number, not a text": {"times": 3},
+    "`machine` is a whole number, not an object": {"machine": 3},
+    "`links` is a list, not an object": {"links": []},
+    "`optimizer` of settings is a whole number, not a text": {"settings": {"optimizer": 3}},
+    "an item of `codecs` of settings is null, not a text": {"settings": {"codecs": [None]}},
+    "an item of `loss` of result 1 is a text, not a number": {"results": {"loss": [1.0, "a"]}},
+    "an item of `hook_of_rank` of result 1 is a whole n": {"results": {"hook_of_rank": [None, 3]}},
+    "`seconds` of evaluation 1 is missing": {"results": {"evaluations": [{"step": 1, "value": 1}]}},
+    "`final` is null, and the run neither diverged nor failed": {"results": {"final": None}},
+    "NaN is no JSON": {"results": {"final": float("nan")}},
+    "1e999 is too large for a number": {"results": {"final": "1e999"}},
+}
+
+
+@pytest.mark.parametrize("said", DAMAGES)
+def test_a_damaged_result_is_named(tmp_path: Path, said: str) -> None:
+    folder = fill(tmp_path / "runs")
+    path = folder / "raw_int8-4.json"
+    document = json.loads(path.read_text())
+    for key, change in DAMAGES[said].items():
+        if key == "results":
+            document["results"][0] |= change
+        else:
+            document[key] = document[key] | change if key == "settings" else change
+    path.write_text(json.dumps(document).replace('"1e999"', "1e999"))
+    for options in ([], ["--json"], ["--html", tmp_path / "page.html"]):
+        done = run_command("report", folder, *options)
+        assert done.code == 1
+        assert f"{path} is no result of gradwire train: " in done.err
+        assert said in done.err
+        assert not done.out
+
+
 def test_a_codec_whose_file_name_is_taken(tmp_path: Path) -> None:
     kept(tmp_path).add(made(SETTINGS.runs()[0]), {})
     document = json.loads((tmp_path / "raw_int8-4.json").read_text())

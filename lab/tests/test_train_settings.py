@@ -90,6 +90,7 @@ LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
         ({"ema": 1.0}, "--ema", "valid are 0 to 0.99999"),
         ({"clip": math.nan}, "--clip", "valid are 0 to"),
         ({"every": 2}, "--compress", "local steps exchange updates"),
+        ({"exclude_last": 6}, "--exclude-last", "6 is not valid; valid are 0 to 5"),
         ({"fragments": 2}, "--fragments", "goes only with --compress updates and --exchange shar"),
         (LOCAL | {"fragments": 5}, "--fragments", "take fragments=4 or fewer"),
         (LOCAL | {"delay": 5}, "--delay", "valid are 0 to 4"),

@@ -97,8 +97,8 @@ def lines_over_steps(
         else:
             own = [
                 (
-                    [e["step"] for e in run.evaluations],
-                    [metric.scale * e["value"] for e in run.evaluations],
+                    [e.step for e in run.evaluations],
+                    [metric.scale * e.value for e in run.evaluations],
                 )
                 for run in runs
             ]

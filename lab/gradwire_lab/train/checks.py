@@ -53,6 +53,7 @@ def _of_values(settings: TrainSettings) -> _Problems:
         "warmup": settings.steps,
         "delay": settings.every,
         "backup_workers": settings.workers - 1,
+        "exclude_last": MODELS[settings.model].layers,
     }
     for name, option in options().items():
         value, most = getattr(settings, name), last.get(name, option.max)

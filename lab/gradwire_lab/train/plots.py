@@ -75,8 +75,8 @@ def draw_metric(report: Report, place: str = "seconds") -> Figure:
     across = f"training time, {report.times} (s, logarithmic)" if is_of_time else place
     figure, axes = _new_axes(report, across, f"{metric.title} ({metric.unit})")
     for index, result, label in _lines(report):
-        places = [e[place] for e in result.evaluations]
-        values = [metric.scale * e["value"] for e in result.evaluations]
+        places = [getattr(e, place) for e in result.evaluations]
+        values = [metric.scale * e.value for e in result.evaluations]
         runs = report.by_codec()[result.codec]
         final, time = (mean_of(runs, attrgetter(name)) for name in ("final", "seconds"))
         if label and final is not None:

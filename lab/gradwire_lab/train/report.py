@@ -28,14 +28,14 @@ DDP's own messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
 from gradwire_lab.json_fields import FromJson
 from gradwire_lab.train.network import Bytes
-from gradwire_lab.train.records import RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.rivals import is_rival
 from gradwire_lab.train.settings import HOOKED, Run, TrainSettings, format_bandwidth
 
@@ -75,7 +75,7 @@ class RunResult(FromJson):
     ratio: float | None
     link: Bytes | None
     replicas_identical: bool
-    evaluations: list[dict[str, float]]
+    evaluations: list[MetricValue]
     loss: list[float]
     push_bits: list[float]
     pull_bits: list[float]
@@ -89,6 +89,10 @@ class RunResult(FromJson):
     step_ends: list[float] = field(default_factory=list)
     wire_seconds: list[float] = field(default_factory=list)
     own_seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.final is None and self.diverged is None and not self.failed:
+            raise ValueError("`final` is null, and the run neither diverged nor failed")
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class Report(FromJson):
     def time_to_goal(self, result: RunResult) -> float | None:
         """Seconds of training until the first evaluation that reached the goal; None: none did."""
         metric, goal = self.settings.metric, self.goal
-        reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], goal))
+        reached = (e.seconds for e in result.evaluations if metric.reached(e.value, goal))
         return next(reached, None)
 
     def mean_time_to_goal(self, codec: str) -> float | None:
@@ -282,9 +286,7 @@ def result_of(
         ratio=ratio,
         link=Bytes.mean(links) if links else None,
         replicas_identical=len({record.parameters_digest for record in workers}) == 1,
-        evaluations=[
-            asdict(e) | {"seconds": e.seconds * seconds / measured} for e in first.evaluations
-        ],
+        evaluations=[replace(e, seconds=e.seconds * seconds / measured) for e in first.evaluations],
         loss=means("losses"),
         push_bits=bits("push_bytes"),
         pull_bits=bits("pull_bytes"),

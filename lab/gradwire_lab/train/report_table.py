@@ -47,8 +47,8 @@ def _row(report: Report, results: Sequence[RunResult]) -> dict[str, str]:
 
 
 def footnotes(report: Report) -> list[str]:
-    """Notes that a reader of the table needs."""
-    return list(_notes(report))
+    """Notes that a reader of the table needs; equal ones once."""
+    return list(dict.fromkeys(_notes(report)))
 
 
 def _notes(report: Report) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _notes(report: Report) -> Iterator[str]:
             "Clip far above the usual norm, or give --compress updates, which are made of clipped "
             "gradients."
         )
-    yield from dict.fromkeys(
+    yield from (
         f"{run.codec}: {remark}."
         for run in results
         for hook in run.hook_of_rank
@@ -154,10 +154,11 @@ def _of_servers(settings: TrainSettings, result: RunResult) -> Iterator[str]:
             _number(fmean([hook[f"{leg}_bytes"] for hook in servers]) / 1e6)
             for leg in ("push", "pull")
         )
+        title = settings.title(Run(result.codec, result.seed))
         dropped = sum((Counter(hook["dropped_pushes"]) for hook in servers), Counter[str]())
         late = ", ".join(f"{count} of worker {worker}" for worker, count in dropped.items())
         yield (
-            f"{result.codec}: a server received {received} MB and sent {sent} MB; pushes that came "
+            f"{title}: a server received {received} MB and sent {sent} MB; pushes that came "
             f"too late and were dropped: {late or 'none'}."
         )
 

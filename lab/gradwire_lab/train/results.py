@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.files import write_text
+from gradwire_lab.json_fields import FromJson, parse_object
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.recipes import METRICS, Metric
 from gradwire_lab.train.report import Conditions, Report, RunResult, mean_of
@@ -168,14 +169,24 @@ def settings_of(document: dict[str, Any]) -> dict[str, Any]:
     return TrainSettings.read(document["settings"]).to_json()
 
 
+@dataclass(frozen=True)
+class _Surroundings(FromJson):
+    """What a file has beside the report."""
+
+    machine: dict[str, Any]
+    links: dict[str, Any]
+    times: str
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        if not text.rstrip().endswith("}"):
+        text = path.read_bytes()
+        if not text.rstrip().endswith(b"}"):
             raise TrainError(f"{path} is no result of gradwire train, or its end is missing")
-        document: dict[str, Any] = json.loads(text)
+        document = parse_object(text)
+        _Surroundings.read(document)
         Report.read(document), document["results"][0]
-        METRICS[document["settings"]["data"]], document["settings"]["model"], document["times"]
+        METRICS[document["settings"]["data"]], document["settings"]["model"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainError(f"{path} is no result of gradwire train: {error!r}") from error
     return document

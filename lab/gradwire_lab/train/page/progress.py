@@ -28,9 +28,8 @@ def draw_metric(report: Report) -> Figure:
 
     def points(result: RunResult) -> Iterator[tuple[Any, ...]]:
         for e in result.evaluations:
-            seconds, value = e["seconds"], e["value"]
-            cells = round(e["step"]), f"{seconds:.2f}", metric.text(value)
-            yield seconds, metric.scale * value, *cells
+            cells = e.step, f"{e.seconds:.2f}", metric.text(e.value)
+            yield e.seconds, metric.scale * e.value, *cells
 
     traces, rows = lines(report, points, "lines+markers")
     said = [f"{report.label(run)}: {_end(report, run)}" for _, run, _ in report.lines()]
