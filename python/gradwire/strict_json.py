@@ -33,7 +33,7 @@ def parse_json(text: bytes, nesting: int) -> Any:
             text.decode("utf-8"),
             object_pairs_hook=unique_pairs,
             parse_int=_integer,
-            parse_constant=_refuse,
+            parse_constant=refuse_constant,
         )
     except RecursionError:
         raise ValueError("arrays or objects stand too deep in one another") from None
@@ -63,5 +63,6 @@ def _integer(digits: str) -> int:
     return -_LARGE if digits.startswith("-") else _LARGE
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """A parse_constant. Raises ValueError."""
     raise ValueError(f"{constant} is no JSON")

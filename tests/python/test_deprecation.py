@@ -37,6 +37,25 @@ def test_the_warning_names_successor_end_and_the_line_of_the_user() -> None:
     assert source[caught[0].lineno - 1].strip() == "old()"
 
 
+def test_the_warning_of_a_pattern_shows_the_line_of_the_user() -> None:
+    """It showed that of the decorator which checks the arguments."""
+    torch = pytest.importorskip("torch")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from gradwire.torch import Compression, ServerOptimizer
+    from gradwire.torch.errors import UnmatchedPatternWarning
+
+    model = torch.nn.Linear(3, 4)
+    local = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.warns(UnmatchedPatternWarning, match="'weigth'") as caught:
+            ServerOptimizer(local, compression=Compression(exclude=["weigth"]))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [one.filename for one in caught] == [__file__]
+
+
 @pytest.mark.parametrize(
     ("version", "is_overdue"),
     [("0.9.0", False), ("0.10.3", False), ("0.11.0", True), ("1.0.0", True)],

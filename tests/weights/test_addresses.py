@@ -34,6 +34,26 @@ def publish(store: Any, **options: Any) -> None:
 USES = [publish, Subscriber, lambda store: prune(store, 1), lambda store: fold(store, 1, 3)]
 
 
+@pytest.mark.parametrize("empty", ["", "file://"])
+def test_an_empty_path_is_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    """An unset variable of a shell gave the current folder."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[str, Callable[[], Any]]] = [
+        *(("store", lambda use=use: use(empty)) for use in USES),
+        ("base", lambda: Publisher(tmp_path / "store", base=empty)),
+        ("local", lambda: Subscriber(tmp_path / "store", local=empty)),
+        ("path", lambda: WeightFolders(empty, tmp_path)),
+        ("base", lambda: WeightFolders(tmp_path, empty)),
+    ]
+    for argument, use in asked:
+        with pytest.raises(ValueError, match=f"^{argument}: the path is empty"):
+            use()
+    assert "store: the path is empty; '.' is the" in run("fold", empty, 1, 3).err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("scheme", ["s3", "memory", "simplecache::s3"])
 @pytest.mark.parametrize("use", USES)
 def test_a_path_that_was_made_of_an_address_is_no_folder(

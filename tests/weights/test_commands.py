@@ -49,7 +49,8 @@ def test_a_checkpoint_is_patched_in_place(tmp_path: Path, sharded: bool) -> None
     again = run("patch", old, delta)
     assert again.code == 1
     assert f"{old}: tensor '" in again.err
-    assert "delta from version 0 to version 1 was made for: its values are others" in again.err
+    assert "is not the one that the delta was made for: its values are others" in again.err
+    assert again.err.strip().endswith("Nothing was changed; perhaps the delta was applied already")
     assert_same(load(old), state_of(2))
 
 
@@ -145,6 +146,25 @@ def test_fold_makes_one_delta(tmp_path: Path) -> None:
     subscriber.fetch()
     subscriber.apply_(target)
     assert_same(target, state_of(4))
+
+
+def test_a_dot_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = save(tmp_path / "old", 1, True), save(tmp_path / "new", 2, True)
+    out = tmp_path / "out"
+    out.mkdir()
+    (new / "below").mkdir()
+    for folder, dot in ((new, "."), (new / "below", "..")):
+        monkeypatch.chdir(folder)
+        assert run("delta", old, dot, "-o", out, "--force").code == 0
+        assert [path.name for path in out.iterdir()] == ["new.delta"]
+    monkeypatch.chdir(old)
+    assert run("patch", ".", out / "new.delta", "-o", out).code == 0
+    assert_same(load(out / "old.safetensors"), state_of(2))
+    assert_same(load(old), state_of(1))
+    for place in (".", "..", "/", str(old)):
+        found = run("compress", place, "-c", "int8")
+        assert found.code == 1
+        assert found.err == f"gradwire: error: {place}: not a .npy or .safetensors file\n"
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -342,7 +362,8 @@ def test_tensors_that_the_delta_does_not_know_are_not_lost(tmp_path: Path) -> No
     safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
     stopped = run("patch", old, tmp_path / "d")
     assert stopped.code == 1
-    assert "tensors of no version, which would be lost: 'lora'. Nothing was changed" in stopped.err
+    assert "tensors that the delta does not know, which would be lost: 'lora'. " in stopped.err
+    assert stopped.err.strip().endswith("Nothing was changed; move them to another folder")
     mine.unlink()
     assert run("patch", old, tmp_path / "d").code == 0
     assert list(load(old)) == ["weight"]

@@ -29,7 +29,10 @@ from gradwire.weights import (
     prune,
     unflatten,
 )
+from gradwire.weights.difference import fold_updates, make_update
 from gradwire.weights.folder import MemoryFolder
+from gradwire.weights.tensors import View
+from gradwire.weights.update import Update, read_update
 from states import assert_same, bits, state_of
 
 DTYPES = (
@@ -153,6 +156,34 @@ def test_arrays_of_numpy(dtype: str) -> None:
     assert_same(old, new)
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c8", "f4", "i2", "?"])
+def test_elements_that_changed_are_counted_once(dtype: str) -> None:
+    before = np.arange(1000).astype(dtype)
+    after = before.copy()
+    after[:300].view(np.uint8)[:] ^= 1 if dtype == "?" else 255  # all bytes of each
+    publisher = Publisher(MemoryFolder())
+    publisher.publish({"x": before})
+    assert publisher.publish({"x": after}).share_changed == 0.3
+    update = read_update(diff({"x": before}, {"x": after}), "it")
+    assert update.changed == 300
+    folded = fold_updates(update, read_update(diff({"x": after}, {"x": after[::-1]}), "it"), 1)
+    assert 300 <= folded.changed <= 1000, "at most so many elements change"
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6)])
+def test_elements_of_less_than_a_byte_are_counted(dtype: str, bits: int) -> None:
+    random = np.random.default_rng(0)
+    n = 2**22  # more than one slice
+    before = random.integers(0, 256, n * bits // 8, dtype=np.uint8)
+    elements = np.unpackbits(before, bitorder="little").reshape(n, bits)
+    chosen = random.permutation(n)[: n // 3]
+    elements[chosen, chosen % bits] ^= 1
+    after = np.packbits(elements, bitorder="little")
+    assert np.count_nonzero(before != after) != n // 3
+    old, new = ({"x": View("x", dtype, (n,), values)} for values in (before, after))
+    assert make_update(old, new, Update(1, 0), 1).changed == n // 3
+
+
 def test_a_few_changes_take_few_bytes() -> None:
     old, new = state_of(0, 300_000), state_of(1, 300_000)
     changed = int((old["weight"] != new["weight"]).sum())
@@ -237,9 +268,9 @@ def test_a_model_without_the_tensors_is_refused_before_it_changes() -> None:
     model, kept = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).state_dict()
     model.load_state_dict(kept)
     new = {"weight": torch.ones(2, 3), "scale": torch.ones(2), "bias": torch.ones(2)}
-    with pytest.raises(WeightsError, match=r"'scale' of version 1 is F32 \[2\], the model lacks"):
+    with pytest.raises(WeightsError, match=r"'scale' of the delta is F32 \[2\], the model lacks"):
         patch(model, diff(kept, new))
-    with pytest.raises(WeightsError, match=r"'bias' of version 1 is F32 \[3\], the model has F32"):
+    with pytest.raises(WeightsError, match=r"'bias' of the delta is F32 \[3\], the model has F32"):
         patch(model, diff(kept, {"weight": kept["weight"], "bias": torch.ones(3)}))
     assert_same(model.state_dict(), kept)
 
@@ -255,6 +286,19 @@ def test_another_base_is_refused_before_it_changes() -> None:
         with pytest.raises(StaleBaseError, match=r"'weight' is not the one that the delta"):
             patch(other, delta)
         assert_same(other, kept)
+
+
+def test_who_patches_twice_is_told_so() -> None:
+    old, new = state_of(0), state_of(1)
+    delta = diff(old, new)
+    patch(old, delta)
+    for use in (lambda: patch(old, delta), lambda: list(changes(old, delta))):
+        with pytest.raises(StaleBaseError) as refused:
+            use()
+        said = "others. Nothing was changed; perhaps the delta was applied already"
+        assert str(refused.value).endswith(said)
+        assert "version" not in str(refused.value)
+    assert_same(old, new)
 
 
 def test_a_model_that_lacks_the_base_is_told_so() -> None:

@@ -183,7 +183,7 @@ def test_the_dictionary_of_a_model_gets_no_other_tensors(
     Publisher(tmp_path).publish(OTHER[kind])
     subscriber = Subscriber(tmp_path)
     subscriber.fetch()
-    with pytest.raises(WeightsError, match="make the model that this version is of"):
+    with pytest.raises(WeightsError, match="make the model that version 1 is of"):
         subscriber.apply_(given)
     assert not any(values.any() for values in model.parameters())
 

@@ -71,7 +71,7 @@ def compress(
     outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:
-        target = outputs.claim(path, path.name + SUFFIX)
+        target = outputs.claim(path, lambda name: name + SUFFIX)
         with errors_name(path):
             content = read_tensor_file(path)
             check_content(content)

@@ -61,8 +61,7 @@ def decompress(
             check_frames(content)
             safe_values = max(_SAFE_VALUES, _SAFE_VALUES_PER_BYTE * len(data))
             _check_values(content, max_values or safe_values)
-        name = path.name.removesuffix(SUFFIX).removesuffix(f".{content.kind}")
-        target = outputs.claim(path, f"{name}.{content.kind}")
+        target = outputs.claim(path, partial(_restored_name, f".{content.kind}"))
         if kind_of(target) != content.kind:
             raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
         with errors_name(path), replace_file(target) as file:
@@ -75,6 +74,10 @@ def decompress(
     if as_json:
         with report_beside(target):
             print_json({"files": reports})
+
+
+def _restored_name(suffix: str, name: str) -> str:
+    return name.removesuffix(SUFFIX).removesuffix(suffix) + suffix
 
 
 def _check_values(content: TensorFile, max_values: int) -> None:

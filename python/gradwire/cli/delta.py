@@ -43,7 +43,7 @@ def delta(
     gradwire patch OLD DELTA makes NEW of OLD, byte by byte if NEW is one file. Tensors may appear,
     vanish or change their shape.
     """
-    target = Outputs(output, 1, force).claim(new, f"{new.name}.delta", old)
+    target = Outputs(output, 1, force).claim(new, lambda name: f"{name}.delta", old)
     (before, old_head), (after, new_head) = read_views(old, threads), read_views(new, threads)
     with errors_name(new):
         update = make_update(before, after, Update(1, 0), threads, track("delta"))

@@ -178,15 +178,18 @@ class Outputs:
         self._force = force
         self._sources: dict[Path, Path] = {}
 
-    def claim(self, source: Path, name: str, *others: Path) -> Path:
-        """Returns the file to write for `source`, called `name` unless the user named it.
+    def claim(self, source: Path, rename: Callable[[str], str], *others: Path) -> Path:
+        """Returns the file to write for `source`: `rename` of its name, unless the user named it.
+        The name of `.` is that of the folder.
 
         Raises UserError if the directory does not exist, if the file is an input (`source` or one
         of `others`) or would be one of the tensors' files in an input, if it or a symbolic link
         exists and is not to be overwritten, or if another input already claimed it.
         """
+        named = source.resolve() if source.name in ("", "..") else source
+        name = rename(named.name)
         if self._output is None:
-            target = source.with_name(name)
+            target = named.parent / name
         elif self._output.is_dir():
             target = self._output / name
         elif self._inputs > 1:

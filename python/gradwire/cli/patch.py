@@ -43,7 +43,9 @@ def patch(
         update = read_update(file.read_bytes(), str(file))
     read_views(old, threads)
     checkpoint = Checkpoint(old, threads)
-    target = old if output is None else Outputs(output, 1, force).claim(old, old.name, file)
+    target = old
+    if output is not None:
+        target = Outputs(output, 1, force).claim(old, _name_of_file, file)
     with errors_name(old), checkpoint.alone():
         checkpoint.check(update)
         if output is None:
@@ -68,3 +70,8 @@ def patch(
             print_json(report)
         else:
             say(f"{old} -> {target}: tensors: {len(update.entries)}, changed: {update.changed}")
+
+
+def _name_of_file(name: str) -> str:
+    """Of a checkpoint with this name, which may be a folder."""
+    return f"{name.removesuffix('.safetensors')}.safetensors"

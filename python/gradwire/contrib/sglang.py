@@ -60,13 +60,13 @@ class WeightFolders:
         rename: Callable[[str], str] = str,
     ) -> None:
         self.version = 0
-        self._path = local_path(path)
+        self._path = local_path(path, "path")
         self._dtype = None if dtype is None else target_named(dtype)
         self._rename = rename
         there = sorted(self._path.glob("weight_v*"))
         if there:
             raise WeightsError(f"{there[0]} is of an earlier start; take an empty folder")
-        found = Checkpoint(base, 1).views("c")
+        found = Checkpoint(local_path(base, "base"), 1).views("c")
         if not found:
             raise WeightsError(f"base {os.fspath(base)}: no .safetensors files are there")
         self._base = {name: copy_of(view) for name, view in found.items()}

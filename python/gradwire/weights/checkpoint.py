@@ -32,19 +32,21 @@ _SUFFIX = ".safetensors"
 _FILE = f"model{_SUFFIX}"  # where a folder gets new tensors
 _OTHERS = {".bin", ".ckpt", ".npz", ".pt", ".pth"}  # which other programs write
 _INDEX = f"*{_SUFFIX}.index.json"  # of a sharded folder
-_REMEDY = "somebody has changed the files; fetch() again takes a full version"
 
 
 class Checkpoint:
     """The tensors of a .safetensors file or of a folder of such files.
 
+    remedy: Target's.
     version: what they hold; 0: they have no marker, as before the first version. None: nothing
     whole.
     """
 
-    def __init__(self, place: str | os.PathLike[str], threads: int) -> None:
+    def __init__(
+        self, place: str | os.PathLike[str], threads: int, remedy: str | None = None
+    ) -> None:
         self._path = path = local_path(place)
-        self._threads = threads
+        self._threads, self._remedy = threads, remedy
         in_folder = path.suffix != _SUFFIX
         if (in_folder and path.is_file()) or path.suffix in _OTHERS:
             raise WeightsError(
@@ -124,17 +126,20 @@ class Checkpoint:
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
         if lost:
+            of, publish = "that the delta does not know", ""
+            if self._remedy is not None:
+                of, publish = "of no version", ", or publish them, too"
             raise WeightsError(
-                f"{self._path} has tensors of no version, which would be lost: {listed(lost)}. "
-                "Nothing was changed; move them to another folder, or publish them, too"
+                f"{self._path} has tensors {of}, which would be lost: {listed(lost)}. "
+                f"Nothing was changed; move them to another folder{publish}"
             )
         self._own |= set(self._places.values())
-        Target(views, self._threads, make=_make, remedy=_REMEDY).check(update)
+        self._target(views).check(update)
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""
         views = self._base()
-        target = Target(views, self._threads, make=_make)
+        target = self._target(views)
         if views and target.fits(update) and not (update.head and self._head):
             self._mark(None)
             target.write(update, track)
@@ -176,8 +181,11 @@ class Checkpoint:
 
     def _updated(self, update: Update, track: Track) -> dict[str, View]:
         views = self._base("c")
-        Target(views, self._threads, make=_make).write(update, track)
+        self._target(views).write(update, track)
         return views
+
+    def _target(self, views: dict[str, View]) -> Target:
+        return Target(views, self._threads, make=_make, remedy=self._remedy)
 
     def _write_file(self, views: dict[str, View], head: bytes, file: Path, marks: bool) -> None:
         """marks: from the moment on when the file is replaced, the checkpoint is not whole."""

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from gradwire import _core
 from gradwire.option_record import explains_arguments
+from gradwire.tensor_dtypes import SAFETENSORS_BITS
 from gradwire.weights.errors import DamagedVersionError
 from gradwire.weights.target import Target, Track
 from gradwire.weights.tensors import Bytes, View, element_of, tied_names, typed_values, views_of
 from gradwire.weights.update import Blob, Entry, Update, read_update, write_update
+
+_SLICE = 3 << 18  # bytes of whole elements, of 4 bits or 6
 
 
 @explains_arguments
@@ -81,9 +84,11 @@ def changes(
     yield from list_changes(old, read_update(delta, "the delta"), threads)
 
 
-def list_changes(old: Any, update: Update, threads: int) -> Iterator[tuple[str, Any, Any]]:
-    """As `changes`, of an update that was read."""
-    target = Target(old, threads)
+def list_changes(
+    old: Any, update: Update, threads: int, remedy: str | None = None
+) -> Iterator[tuple[str, Any, Any]]:
+    """As `changes`, of an update that was read. remedy: Target's."""
+    target = Target(old, threads, remedy=remedy)
     target.check_base(update)
     names: dict[str, list[Entry]] = {}  # of one content; the others are tied to the first
     for entry in update.entries.values():
@@ -158,7 +163,8 @@ def encode(
     view: View, base: Bytes, threads: int, known: int | None = None, follow: bool = False
 ) -> tuple[Entry, Blob | None]:
     """The entry of a tensor, and the bytes that make it from `base`. If another thread writes to
-    it meanwhile, they all are of the same mix of values.
+    it meanwhile, they all are of the same mix of values; only `changed` may be of another one,
+    where the elements of deltas are not those of the dtype.
 
     known: the base's digest. follow: makes `base` equal to the tensor.
     """
@@ -166,6 +172,9 @@ def encode(
     entry = Entry(view.name, view.dtype, view.shape, "delta", at=view.at, whole=view.whole)
     width, is_float = element_of(view.dtype)
     room = np.empty(_core.max_delta_size(data.size // width, width), np.uint8)
+    changed = None  # as the delta counts
+    if 8 * width != SAFETENSORS_BITS[view.dtype]:
+        changed = _count_changed(base, data, SAFETENSORS_BITS[view.dtype])
     written = _core.encode_delta(
         base if base.flags.writeable else base.copy(),
         data,
@@ -179,12 +188,26 @@ def encode(
     digests = {"digest": written["result_digest"], "base": written["base_digest"]}
     if not written["changed"]:
         return replace(entry, kind="same", **digests), None
-    size, changed = written["size"], min(written["changed"], entry.numel)
+    size = written["size"]
+    changed = written["changed"] if changed is None else changed
     return replace(entry, changed=changed, size=size, **digests), room[:size].copy()
 
 
+def _count_changed(base: Bytes, data: Bytes, bits: int) -> int:
+    """Elements of so many bits that differ."""
+    if bits % 8 == 0:
+        return int(np.count_nonzero(base.view(f"u{bits // 8}") != data.view(f"u{bits // 8}")))
+    count = 0
+    for start in range(0, data.size, _SLICE):
+        part = slice(start, start + _SLICE)
+        differing = np.unpackbits(base[part] ^ data[part], bitorder="little")
+        count += int(np.count_nonzero(differing.reshape(-1, bits).any(axis=1)))
+    return count
+
+
 def fold_updates(first: Update, second: Update, threads: int) -> Update:
-    """One update for two that follow each other."""
+    """One update for two that follow each other. `changed` of a tensor is exact where one of them
+    leaves it alone or has it in full; of two deltas, at most so many elements change."""
     folded = Update(second.version, first.base)
     for key, entry in second.entries.items():
         blob = second.blobs.get(key)
@@ -218,7 +241,9 @@ def _fold(
     room = np.empty(_core.max_delta_size(entry.nbytes // width, width), np.uint8)
     one, two = np.frombuffer(base, np.uint8), np.frombuffer(blob, np.uint8)
     written = _core.fold_deltas(one, two, room, threads=threads)
-    size, changed = written["size"], min(written["changed"], entry.numel)
+    size, changed = written["size"], min(before.changed + entry.changed, entry.numel)
+    if 8 * width <= SAFETENSORS_BITS[entry.dtype]:  # no element of the delta is of several
+        changed = min(changed, written["changed"])
     return replace(entry, base=before.base, changed=changed, size=size), room[:size].copy()
 
 

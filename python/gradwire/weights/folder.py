@@ -55,12 +55,15 @@ def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
     if isinstance(place, Folder):
         return place
     text = _FILE.sub("", os.fspath(place))
-    return RemoteFolder(text) if "://" in text else LocalFolder(local_path(text))
+    return RemoteFolder(text) if "://" in text else LocalFolder(local_path(text, "store"))
 
 
-def local_path(place: str | os.PathLike[str]) -> Path:
-    """The path on this machine; `~` stands for a home, as in a shell. Raises WeightsError."""
+def local_path(place: str | os.PathLike[str], argument: str = "checkpoint") -> Path:
+    """The path on this machine; `~` stands for a home, as in a shell. Raises WeightsError.
+    argument: as errors name it."""
     text = _FILE.sub("", os.fspath(place))
+    if not text:
+        raise WeightsError(f"{argument}: the path is empty; '.' is the current folder")
     address = _ADDRESS.match(text)
     if address is not None:
         whole = f"{address[0]}//{text[address.end() :].lstrip('/')}"

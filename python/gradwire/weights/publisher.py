@@ -107,12 +107,12 @@ class Publisher:
         self._store = Store(store, self._late, threads)
         is_file = isinstance(base, str | os.PathLike)
         self._origin = os.fspath(base) if is_file else ""
+        self._base = local_path(base, "base") if is_file else base
         if is_file and self._store.folder.is_at(base):
             raise WeightsError(
                 f"base {self._origin} is the store, whose files are no checkpoint: take another "
                 "folder for the store"
             )
-        self._base = local_path(base) if is_file else base
         if base is not None and not is_file:  # training may change it before the first version
             self._base = {key: copy_of(view) for key, view in views_of(base).items()}
         self._anchor_every = anchor_every

@@ -15,7 +15,7 @@ from gradwire.option_record import explains_arguments
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
 from gradwire.weights.errors import MissingVersionError, StaleBaseError, WeightsError
-from gradwire.weights.folder import Folder
+from gradwire.weights.folder import Folder, local_path
 from gradwire.weights.store import Store
 from gradwire.weights.target import Target
 from gradwire.weights.update import Update
@@ -24,6 +24,7 @@ _REMEDY = (
     "fetch() again takes a full version; if there is none, the publisher makes it with "
     "publish(..., anchor=True)"
 )
+_REMEDY_OF_FILES = "somebody has changed the files; fetch() again takes a full version"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ class Subscriber:
             raise WeightsError("version= is that of a model without local=, which knows its own")
         self._store = Store(store, patience, threads)
         self._threads = threads
-        self._local = None if local is None else Checkpoint(local, threads)
+        self._local = None
+        if local is not None:
+            self._local = Checkpoint(local_path(local, "local"), threads, _REMEDY_OF_FILES)
         self._version = version if self._local is None else self._local.version
         self._is_claim = self._version is not None  # a number, and the values were not compared
         self._pending: Update | None = None
@@ -227,7 +230,9 @@ class Subscriber:
             tied tensors, and nothing of parts that are not here.
         """
         if self._pending is not None:
-            yield from list_changes(target, self._pending, self._threads)
+            yield from list_changes(
+                target, self._pending, self._threads, "give the tensors of the version in use"
+            )
 
     def _in_use(self) -> Update | None:
         """Says what the tensors of the version in use are; None: no version of the store is."""

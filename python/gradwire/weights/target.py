@@ -31,7 +31,8 @@ class Target:
     not where it is of a model's own tensors: the model would keep the old ones.
 
     make: the value that a dictionary gets for a new tensor; None: an array or tensor of zeros.
-    remedy: what to do if these are not the tensors of an update's base.
+    remedy: what to do if these are not the tensors of an update's base. None: the user knows the
+    update as a delta, without versions.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Target:
         owner: Any,
         threads: int,
         make: Callable[[str, str, tuple[int, ...]], Any] | None = None,
-        remedy: str = "apply it to the tensors that it was made for",
+        remedy: str | None = None,
     ) -> None:
         self._owner = owner
         self._views = views_of(owner, receives=True)
@@ -101,14 +102,14 @@ class Target:
                 self._refuse_base(update, entry, f"the model {self._describe(entry)}")
             if view is None and self._open is None:
                 raise WeightsError(
-                    f"tensor {entry.name!r} of version {update.version} is {entry.dtype} "
+                    f"tensor {entry.name!r} of {self._call(update)} is {entry.dtype} "
                     f"{list(entry.whole or entry.shape)}, the model {self._describe(entry)}; make "
-                    "the model that this version is of"
+                    f"the model that {self._call(update)} is of"
                 )
             whole = prod(entry.whole) if entry.at else 0
             if entry.key not in self._views and held[entry.name] != whole:
                 raise WeightsError(
-                    f"tensor {entry.name!r}: version {update.version} has {held[entry.name]} of "
+                    f"tensor {entry.name!r}: {self._call(update)} has {held[entry.name]} of "
                     f"its {prod(entry.whole)} elements; let all ranks publish theirs, or receive "
                     "the same parts as Shard(values, at, whole)"
                 )
@@ -120,7 +121,7 @@ class Target:
             is_there = own is not None and self.find(own) is not None
             if view.at and view.numel and view.name in held and not is_there:
                 raise WeightsError(
-                    f"tensor {view.name!r}: version {update.version} has no part of {view.dtype} "
+                    f"tensor {view.name!r}: {self._call(update)} has no part of {view.dtype} "
                     f"and shape {list(view.shape)} at {list(view.at)}, as it is here; receivers "
                     "have whole tensors, or the shards that the publishers have"
                 )
@@ -136,8 +137,8 @@ class Target:
         for key, to, is_equal in self._shared(update):
             if not is_equal and not self._can_part(key, to):
                 raise WeightsError(
-                    f"tensors {key!r} and {to!r} are one memory here, and differ in version "
-                    f"{update.version}; make the model that this version is of"
+                    f"tensors {key!r} and {to!r} are one memory here, and differ in "
+                    f"{self._call(update)}; make the model that {self._call(update)} is of"
                 )
 
     def _shared(self, update: Update) -> Iterator[tuple[str, str, bool]]:
@@ -236,8 +237,8 @@ class Target:
             if digest_of(view.read(), self._threads) != origin.digest:
                 raise WeightsError(
                     f"tensor {entry.key!r} shares a part of its memory with another one here, and "
-                    f"they differ in version {update.version}: the tensors are of no version now. "
-                    "Make the model that this version is of"
+                    f"they differ in {self._call(update)}: the tensors are of no version now. "
+                    f"Make the model that {self._call(update)} is of"
                 )
 
     def _overlapping(self, update: Update) -> Iterator[tuple[Entry, View]]:
@@ -281,15 +282,19 @@ class Target:
             return f"has a part of shape {list(part.shape)} at {list(part.at)}"
         return "lacks it" if view is None else f"has {view.dtype} {list(view.shape)}"
 
+    def _call(self, update: Update) -> str:
+        return "the delta" if self._remedy is None else f"version {update.version}"
+
     def _refuse_base(self, update: Update, entry: Entry, found: str) -> None:
-        wanted = (
-            f"that the delta from version {update.base} to version {update.version} was made for"
+        ways = (
+            "" if self._remedy is None else f" from version {update.base} to {self._call(update)}"
         )
+        wanted = f"that the delta{ways} was made for"
         if update.base == update.version:
-            wanted = f"of version {update.version}"
+            wanted = f"of {self._call(update)}"
         raise StaleBaseError(
             f"tensor {entry.key!r} is not the one {wanted}: {found}. Nothing was changed; "
-            f"{self._remedy}"
+            f"{self._remedy or 'perhaps the delta was applied already'}"
         )
 
 

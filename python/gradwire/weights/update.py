@@ -121,7 +121,8 @@ class Update:
 
     @property
     def changed(self) -> int:
-        """Elements that changed; all those of full tensors count."""
+        """Elements that changed; all those of full tensors count. Of deltas that were folded, at
+        most so many."""
         return sum(entry.changed for entry in self.entries.values())
 
     @property
