@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, Optimizer
@@ -84,6 +86,18 @@ def test_each_way_says_what_it_was_given() -> None:
             check(way)
 
     loopback.run(2, check_all)
+
+
+def test_get_state_dict_says_what_to_save_instead() -> None:
+    def get(rank: int, kind: type[LocalSteps | ShardedOptimizer]) -> None:
+        model = nn.Linear(8, 8)
+        optimizer = kind(SGD(model.parameters(), lr=0.1), model)
+        with pytest.raises(TypeError, match=rf"that of {kind.__name__} is .* save PerRank\("):
+            get_state_dict(model, optimizer)
+        optimizer.close()
+
+    for kind in (LocalSteps, ShardedOptimizer):
+        loopback.run(2, partial(get, kind=kind))
 
 
 def test_hooks_of_optimizers_see_the_state_and_may_change_it() -> None:

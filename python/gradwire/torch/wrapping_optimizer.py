@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 import warnings
 import weakref
@@ -150,6 +151,20 @@ class OwnUse:
     def step(self, *closure: Callable[[], Any]) -> Any:
         with self.of_owner():
             return self._optimizer.step(*closure)
+
+
+def refuse_get_state_dict(optimizer: WrappingOptimizer) -> None:
+    """Raises TypeError where torch.distributed.checkpoint's get_state_dict asks for the state."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("gradwire."):
+        frame = frame.f_back
+    if frame.f_globals["__name__"] == "torch.distributed.checkpoint.state_dict":
+        name = type(optimizer).__name__
+        raise TypeError(
+            f"get_state_dict cuts an optimizer's state by parameters, and that of {name} is each "
+            "rank's own: take get_model_state_dict, and save PerRank(optimizer.state_dict()) "
+            "beside the model"
+        )
 
 
 def runs_hooks_of_saving(save: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

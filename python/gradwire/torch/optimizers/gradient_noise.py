@@ -73,7 +73,7 @@ class GradientNoise:
         offset = self._updates * _STRIDE % _OFFSETS
         sketch.zero_()
         norms = norms_of(gradients).cpu().tolist() if norms is None else norms
-        own = [_wide_norm(g, norm) for g, norm in zip(gradients, norms, strict=True)]
+        own = list(map(_wide_norm, gradients, norms))  # one more norm where there are no tensors
         self._own.copy_(torch.tensor([n**2 for n in own], dtype=torch.float64, device="cpu"))
         for gradient, sums in zip(gradients, sketch.view(-1, SUMS), strict=True):
             if gradient is None:

@@ -49,6 +49,7 @@ from gradwire.torch.tensor_memory import require_memory
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     as_one,
+    refuse_get_state_dict,
     refuse_modes,
     runs_hooks_of_loading,
     runs_hooks_of_saving,
@@ -392,6 +393,7 @@ class LocalSteps(WrappingOptimizer):
         Waits for exchanges under way; their results are saved, too. Raises RuntimeError in a hook
         of the wrapped optimizer, which has no momentum there.
         """
+        refuse_get_state_dict(self)
         if self._averaging.betas:
             check_momentum(self._optimizer, self._averaging.betas)
         own = self._averaging.state_dict()

@@ -49,6 +49,7 @@ from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     copy_options,
     finer_codec,
+    refuse_get_state_dict,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
@@ -249,6 +250,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
 
         Save the model's parameters, too; they are equal on all ranks.
         """
+        refuse_get_state_dict(self)
         return {
             **self._session.state_dict(self._replica.identity(self._session), self._steps),
             "optimizer_class": type(self._optimizer).__name__,
