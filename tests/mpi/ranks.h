@@ -26,7 +26,6 @@ inline uint32_t world_size() {
   return static_cast<uint32_t>(size);
 }
 
-// The input of `rank`, which every rank can compute.
 // A communicator of all ranks whose first operation draws as that of any other new one.
 class FreshWorld {
  public:
@@ -40,6 +39,7 @@ class FreshWorld {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
+// The input of `rank`, which every rank can compute.
 inline std::vector<float> input_of(uint32_t rank, uint64_t n, uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + rank);
   std::normal_distribution<float> normal;

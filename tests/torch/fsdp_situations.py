@@ -142,6 +142,18 @@ def _add_after_reduction(unit: FSDPModule) -> None:
     unit.set_all_reduce_hook(add)
 
 
+def _take_hook_back(unit: Any) -> None:
+    _add_after_reduction(unit)
+    unit.set_all_reduce_hook(None)
+
+
+def hook_of_one_step(model: Any, x: torch.Tensor, step: int) -> Iterator[Loss]:
+    """It is there in the first step."""
+    for unit in (model.left, model.right, model):
+        (_add_after_reduction if step == 0 else _take_hook_back)(unit)
+    yield _loss(model(x)[0])
+
+
 SITUATIONS = {
     "whole": Situation(whole),
     "unused output": Situation(unused_output),
@@ -174,6 +186,7 @@ SITUATIONS = {
     ),
     "divided by the program": Situation(whole, set=_sum_thirds),
     "hook": Situation(unused_tower, set=_add_after_reduction),
+    "hook of one step": Situation(hook_of_one_step),
     "late hook": Situation(unused_tower, set=_add_after_reduction, is_set_late=True),
 }
 

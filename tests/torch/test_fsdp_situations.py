@@ -33,6 +33,7 @@ HSDP = [
     "divided by the shards",
     "divided by the program",
     "hook",
+    "hook of one step",
     "late hook",
 ]
 

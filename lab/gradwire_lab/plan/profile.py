@@ -223,7 +223,7 @@ def _check(profile: Profile) -> None:
     if profile.compute_seconds <= 0:
         raise ValueError("a step takes no time")
     for layer in profile.layers:
-        if not all(type(dim) is int and dim > 0 for dim in layer.dims):
+        if not all(dim > 0 for dim in layer.dims):
             raise ValueError(
                 f"`dims` of layer {layer.name} is {list(layer.dims)}, not a list of numbers from 1"
             )

@@ -81,7 +81,7 @@ class Unit:
             self._names[id(p)] = next(found, lost)
         self._reduced: list[Any] = []
         self._accumulates = False  # gradients of a backward pass that was not reduced
-        self.after_reduction = group._all_reduce_hook
+        self.after_reduction = None
         mesh = group.mesh_info
         self.ranks: list[int] = mesh.mesh.mesh.flatten().tolist()
         self.replicas = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
@@ -150,13 +150,19 @@ class Unit:
             for name, ours in replaced.items():
                 if getattr(group, name) is not ours:
                     raise ValueError(_TWICE.format(self.names()))
-            if group._all_reduce_hook is not average:
-                self.after_reduction = group._all_reduce_hook
-            group._all_reduce_hook = average or self.after_reduction
+            self._put_before_hook(average)
             reduce_unit(*args)
 
-        group._all_reduce_hook = average or self.after_reduction
+        self._put_before_hook(average)
         group.post_backward = post_backward
+
+    def _put_before_hook(self, average: Callable[[torch.Tensor], None] | None) -> None:
+        """`average`, if there is one, takes the place of the hook that the program has now."""
+        group = self._group
+        if average is None or group._all_reduce_hook is not average:
+            self.after_reduction = group._all_reduce_hook
+        if average is not None:
+            group._all_reduce_hook = average
 
     def fill_before_reducing(self, on_fill: Callable[[Unused], None]) -> None:
         """From now on zeros stand in a reduction for gradients that this rank lacks and others may
