@@ -242,14 +242,14 @@ class PyCompressor {
         stream_(stream),
         target_(target) {}
 
-  nb::bytes encode(ArrayLike x, uint64_t step) {
+  nb::bytes encode(ArrayLike x, std::optional<uint64_t> step) {
     const ValueInput input(x);
     return make_bytes(compressor_.max_encoded_size(), [&](std::span<std::byte> room) {
       return encode_to(input.values(), step, room);
     });
   }
 
-  uint64_t encode_into(ArrayLike x, ArrayLike out, uint64_t step) {
+  uint64_t encode_into(ArrayLike x, ArrayLike out, std::optional<uint64_t> step) {
     const ValueInput input(x);
     const ByteOutput output(out);
     require_apart(input.bytes(), std::as_bytes(output.values()));
@@ -270,6 +270,7 @@ class PyCompressor {
     state["codec"] = codec();
     state["numel"] = numel();
     state["residual"] = residual_bytes();
+    state["next_step"] = next_step_;
     return state;
   }
 
@@ -315,7 +316,15 @@ class PyCompressor {
                         std::to_string(numel()) + " values"
                   : "the state has a residual, but '" + codec() + "' keeps none");
     }
-    if (!keeps) return;
+    // It may be missing: states had none at first.
+    const uint64_t next_step =
+        state.contains("next_step") ? entry_of<uint64_t>(state, "next_step", "a number") : 0;
+    if (keeps) load_residual(residual);
+    next_step_ = next_step;
+  }
+
+ private:
+  void load_residual(const nb::object& residual) {
     const std::vector<float> values = values_of(residual);
     if (values.size() != compressor_.residual().size()) {
       raise(StatusCode::kLengthMismatch, "the state's residual has " +
@@ -328,7 +337,6 @@ class PyCompressor {
     compressor_.residual().assign(values);
   }
 
- private:
   // As bytes, which every way to save a dictionary takes (torch.load(weights_only=True) refuses
   // NumPy's arrays).
   [[nodiscard]] std::optional<nb::bytes> residual_bytes() const {
@@ -369,15 +377,19 @@ class PyCompressor {
     return values;
   }
 
-  uint64_t encode_to(const InputView& x, uint64_t step, std::span<std::byte> room) {
+  uint64_t encode_to(const InputView& x, std::optional<uint64_t> step, std::span<std::byte> room) {
     return run_encoder([&] {
       const std::lock_guard lock(mutex_);
-      return compressor_.encode(x, step, room, execution_);
+      const uint64_t this_step = step.value_or(next_step_);
+      const auto encoded = compressor_.encode(x, this_step, room, execution_);
+      if (encoded.ok()) next_step_ = this_step + 1;
+      return encoded;
     });
   }
 
   Compressor compressor_;
   Execution execution_;
+  uint64_t next_step_ = 0;
   uint64_t seed_;
   uint64_t stream_;
   std::string target_;
@@ -410,7 +422,8 @@ void bind_codecs(nb::module_& module) {
       "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
       "DLPack). codec: its text, "
       "e.g. '3lc:s=1.75'. dtype: 'bfloat16' or 'float16' if x is a uint16 array of such "
-      "bits. seed, step, stream: stochastic codecs draw from these numbers. Raises "
+      "bits. seed, step, stream: stochastic codecs draw from these numbers; another step for each "
+      "call lets their errors average out. Raises "
       "GradwireError; warns NonFiniteWarning naming the element if x holds NaN or Inf "
       "and the codec can't carry it: the frame is then a marker that decodes to NaN. No other "
       "thread may write to x meanwhile; if one does, no other memory is harmed, but "
@@ -466,12 +479,13 @@ void bind_codecs(nb::module_& module) {
       .def(nb::init<const std::string&, uint64_t, uint64_t, uint64_t, int, const std::string&>(),
            nb::arg("codec"), nb::arg("numel"), nb::kw_only(), nb::arg("seed") = 0,
            nb::arg("stream") = 0, nb::arg("threads") = 1, nb::arg("target") = "auto")
-      .def("encode", &PyCompressor::encode, nb::arg("x"), nb::arg("step") = 0,
+      .def("encode", &PyCompressor::encode, nb::arg("x"), nb::arg("step") = nb::none(),
            "Encodes x plus the residual into a frame; the codec's error is the new residual. If x "
            "holds NaN or Inf, warns NonFiniteWarning, returns a marker and keeps the residual. "
-           "Codecs that draw take the same random numbers in each call with the same step.")
+           "step: codecs that draw take the same random numbers in each call with the same step; "
+           "by default it is one more than in the last call, first 0.")
       .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
-           nb::arg("step") = 0,
+           nb::arg("step") = nb::none(),
            "As encode, into a uint8 array of at least max_encoded_size bytes, apart from x in "
            "memory; returns the size.")
       .def_prop_ro("codec", &PyCompressor::codec, "Canonical text of the codec.")
@@ -482,8 +496,8 @@ void bind_codecs(nb::module_& module) {
       .def("__getstate__", &PyCompressor::all_state)
       .def("__setstate__", &PyCompressor::construct)
       .def("state_dict", &PyCompressor::state_dict,
-           "codec, numel and residual (float32 as bytes, little-endian; None without error "
-           "feedback): torch.load(weights_only=True) reads it again.")
+           "codec, numel, residual (float32 as bytes, little-endian; None without error feedback) "
+           "and next_step: torch.load(weights_only=True) reads it again.")
       .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"),
            "Goes on from a state, bit for bit with the steps that follow. Raises GradwireError for "
            "another codec or numel, for a residual that is not finite, and for a dict that is no "

@@ -231,6 +231,26 @@ def test_minus_zero_alone_is_zero_in_3lc() -> None:
     assert same_bits(gradwire.decode(frame), np.zeros(9, np.float32))
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_call_of_a_compressor_is_a_step(codec: str) -> None:
+    numel = 1003
+    counted, told = (gradwire.Compressor(codec, numel) for _ in range(2))
+    out = np.empty(counted.max_encoded_size, np.uint8)
+    for step in range(2):
+        x = gradient(numel, step)
+        assert counted.encode(x) == told.encode(x, step)
+    with pytest.raises(gradwire.GradwireError):
+        counted.encode(gradient(numel + 1))
+    x = gradient(numel)
+    assert out[: counted.encode_into(x, out)].tobytes() == told.encode(x, 2)
+    state = counted.state_dict()
+    assert state["next_step"] == 3
+    assert counted.encode(x, 9) == told.encode(x, 9)
+    assert counted.encode(x) == told.encode(x, 10)
+    counted.load_state_dict({key: state[key] for key in ("codec", "numel", "residual")})
+    assert counted.state_dict()["next_step"] == 0, "states of before it was kept"
+
+
 # Residuals
 
 
@@ -264,11 +284,11 @@ def test_a_compressor_resumes_from_its_state(codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_copied_compressor_goes_on_alike(codec: str) -> None:
     first = gradwire.Compressor(codec, 500, seed=3, stream=7, threads=2, target="scalar")
-    first.encode(gradient(500), 0)
+    first.encode(gradient(500))
     copies = [copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))]
-    frame = first.encode(gradient(500, 1), 1)
+    frame = first.encode(gradient(500, 1))
     for each in copies:
-        assert each.encode(gradient(500, 1), 1) == frame
+        assert each.encode(gradient(500, 1)) == frame
         assert same_bits(each.residual, first.residual)
 
 
@@ -322,12 +342,13 @@ def test_a_dictionary_that_is_no_state_of_a_compressor_is_refused() -> None:
         assert same_bits(compressor.residual, kept)
 
     check({}, "^not a state of a Compressor: it lacks 'codec'$")
-    for key in state:
+    for key in ("codec", "numel", "residual"):
         lacking = {name: value for name, value in state.items() if name != key}
         check(lacking, f"^not a state of a Compressor: it lacks '{key}'$")
     check(state | {"codec": 3}, "^not a state of a Compressor: its 'codec' is 3, expected a text$")
     for numel in ("50", -1, 2**64, None, 50.5):
         check(state | {"numel": numel}, f"its 'numel' is {numel!r}, expected a number of values$")
+    check(state | {"next_step": -1}, "its 'next_step' is -1, expected a number$")
     check(state | {"residual": bytes(201)}, "201 bytes, which are no whole", "length_mismatch")
     check(state | {"residual": bytes(196)}, "has 49 values, expected 50", "length_mismatch")
     check(state | {"residual": "none"}, "str")
