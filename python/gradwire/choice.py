@@ -7,7 +7,6 @@ anew from *rows*: what each candidate makes of a tensor (`AutoGoal.try_candidate
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire._core import AutoGoal
-from gradwire.errors import LimitError, LimitWarning
+from gradwire.errors import LimitError, LimitWarning, warn_user
 
 Row = npt.NDArray[np.float64]
 _VALUES, _FLOWING = 0, 2  # places in a row
@@ -176,8 +175,7 @@ class Chooser:
             raise LimitError(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"'{goal.text}' can't be kept now: {shortfall}, and these codecs are taken",
                 LimitWarning,
-                stacklevel=2,
             )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gradwire._core import AutoGoal, Compressor, GradwireError, is_coarse, is_goal, spell_out_codec
+
+# Modules that stand between a program's line and a warning.
+_OURS = re.compile(r"(gradwire|torch|contextlib|functools)(\.|$)")
 
 
 class UserError(Exception):
@@ -48,7 +53,15 @@ def requiring(user: str, what: str, package: str | None, source: str) -> Iterato
         raise ModuleNotFoundError(f"{user} needs {what}: {lacking}", name=error.name) from error
 
 
-def warn_deprecated(old: str, new: str, *, since: str, stacklevel: int = 2) -> None:
+def warn_user(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns with the line of the program that has called gradwire, itself or through PyTorch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _OURS.match(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def warn_deprecated(old: str, new: str, *, since: str) -> None:
     """Warns that something works in this minor version and the next alone, as VERSIONING.md
     promises.
 
@@ -57,11 +70,10 @@ def warn_deprecated(old: str, new: str, *, since: str, stacklevel: int = 2) -> N
         new: What to write instead.
         since: The minor version that deprecates it, such as "0.1". A test fails in the version that
             may drop it.
-        stacklevel: Of the user's line, as in `warnings.warn`, for the caller of this function.
     """
     major, minor = map(int, since.split("."))
     text = f"{old} is deprecated since {since} and ends with {major}.{minor + 2}; write {new}"
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+    warn_user(text, DeprecationWarning)
 
 
 RECOMMENDED = spell_out_codec("small")

@@ -113,8 +113,10 @@ def test_a_restart_with_other_goals(cluster: Cluster, first: dict[str, Any]) -> 
 
 def test_a_choice_that_is_dropped_is_named(ranks: list[Trained]) -> None:
     state = load(ranks[0].residuals or b"")["auto"]
-    with pytest.warns(UserWarning, match=f"chosen for {GOAL} is dropped.*now chosen for auto:bits"):
+    said = f"chosen for {GOAL} is dropped.*now chosen for auto:bits"
+    with pytest.warns(RuntimeWarning, match=said) as caught:
         AutoCodecs(ExchangeSettings("auto:bits=1.0")).load_state_dict(state)
+    assert [one.filename for one in caught] == [__file__]
 
 
 def test_a_budget_that_is_exceeded_is_remarked(cluster: Cluster) -> None:

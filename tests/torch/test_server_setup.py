@@ -72,10 +72,11 @@ def refuse() -> None:
         TypeError, match=r"bfloat16, float16 parameters are exchanged; 0\.0 is torch\.float64"
     ):
         ServerOptimizer(double)
-    with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'"):
+    with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'") as caught:
         ServerOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), compression=Compression(exclude=["weigth"])
         )
+    assert [one.filename for one in caught] == [__file__], "not the decorator that checks arguments"
 
 
 def share() -> None:

@@ -11,7 +11,6 @@ as DDP's buckets.
 """
 
 # No annotations from __future__: DDP looks at those of a hook.
-import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from gradwire.errors import requiring
+from gradwire.errors import requiring, warn_user
 
 with requiring(__name__, "torchft", "torchft", "'.[recipes]'"):
     import torchft
@@ -109,11 +108,10 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
 
     def _warn_of_dropped(self, group: GradwireGroup) -> None:
         if values := group.kept_values:
-            warnings.warn(
+            warn_user(
                 f"a group of {group.size()} replicas ends, so the residuals of this replica are "
                 f"dropped, {values:,} values",
                 ResidualDroppedWarning,
-                stacklevel=2,
             )
 
 

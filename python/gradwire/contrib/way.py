@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import gradwire.torch
+from gradwire.errors import warn_user
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
@@ -203,11 +203,10 @@ class Way:
                     f"{file}: {error}. Remove this file of every rank to go on from the "
                     "checkpoint without residuals"
                 ) from error
-        warnings.warn(
+        warn_user(
             f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}: the "
             f"training goes on without residuals{remedy}",
             ResidualDroppedWarning,
-            stacklevel=2,
         )
 
     @ordinary_tensors()

@@ -7,11 +7,6 @@ raised again by `backward()` in the training thread. PyTorch carries it there th
 
 from __future__ import annotations
 
-import re
-import sys
-
-_OURS = re.compile(r"(gradwire|torch)(\.|$)")  # modules that do not call an optimizer for the user
-
 
 class CommunicationError(RuntimeError):
     """The exchange of a bucket could not be finished. `ranks` are the ranks that caused it."""
@@ -103,15 +98,6 @@ class WorkerJoinedWarning(RuntimeWarning):
 class WorkerDiffersWarning(RuntimeWarning):
     """Where ranks come and go, one has other options in its parameter groups. ServerOptimizer does
     not use them; LocalSteps lets each rank step with its own."""
-
-
-def level_of_user() -> int:
-    """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
-    called the optimizer: the first that is neither in gradwire nor in PyTorch."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _OURS.match(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -178,7 +178,7 @@ class Execution(OptionRecord):
                     f"offload_residuals=True and memory='{self.memory}' are given: leave out the "
                     "first, which is deprecated"
                 )
-            warn_deprecated("offload_residuals=True", "memory='pinned'", since="0.1", stacklevel=3)
+            warn_deprecated("offload_residuals=True", "memory='pinned'", since="0.1")
             object.__setattr__(self, "offload_residuals", False)
             object.__setattr__(self, "memory", "pinned")
         if self.memory not in MEMORIES:

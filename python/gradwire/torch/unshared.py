@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradwire.torch.errors import UnsharedParameterWarning, level_of_user
+from gradwire.errors import warn_user
+from gradwire.torch.errors import UnsharedParameterWarning
 from gradwire.torch.parameters import NamedTensor
 from gradwire.torch.tensor_memory import mark_of
 
@@ -48,12 +48,11 @@ class UnsharedWatch:
         if again:
             self._has_warned = True
             more = f" and {len(again) - 1} more" if again[1:] else ""
-            warnings.warn(
+            warn_user(
                 f"{again[0]}{more} changed between steps, but {self._owner} was not given the "
                 "optimizer that changes it, so each rank trains its own. Exchange it, too: "
                 "LocalSteps takes several optimizers in a list",
                 UnsharedParameterWarning,
-                stacklevel=level_of_user(),
             )
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import threading
-import warnings
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch.distributed.distributed_c10d import Store
 
+from gradwire.errors import warn_user
 from gradwire.strict_json import parse_json
 from gradwire.torch.errors import CommunicationError, PeerLostError, RankLostWarning
 from gradwire.torch.members.membership import CONNECT_SECONDS, enter
@@ -120,7 +120,7 @@ class Keeper:
                 reason = reason or why
             else:
                 said = f"{link.name} is gone ({why}) and fetches no more versions"
-                warnings.warn(said, RankLostWarning, stacklevel=4)
+                warn_user(said, RankLostWarning)
         if ranks:
             again = "and fetches no more versions. Call again to go on without it"
             if several:

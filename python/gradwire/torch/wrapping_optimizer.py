@@ -6,7 +6,6 @@ import contextlib
 import copy
 import sys
 import threading
-import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout, is_goal, spell_out_codec
-from gradwire.errors import RECOMMENDED, sends_coarsely
-from gradwire.torch.errors import CoarseGradientsWarning, level_of_user
+from gradwire.errors import RECOMMENDED, sends_coarsely, warn_user
+from gradwire.torch.errors import CoarseGradientsWarning
 from gradwire.torch.live import LiveScalars
 from gradwire.torch.optimizer_list import OptimizerList, Optimizers, name_of, parts_of
 from gradwire.torch.parameters import ordinary_tensors
@@ -324,7 +323,7 @@ class OptimizerWatch:
         remark = describe_coarse_gradients(type(optimizer).__name__, self._codec, self._local_steps)
         self.remarks = (remark,)
         if self._rank == 0:
-            warnings.warn(remark, CoarseGradientsWarning, stacklevel=level_of_user())
+            warn_user(remark, CoarseGradientsWarning)
 
 
 def _show_watches(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
+from gradwire.errors import warn_user
 from gradwire.option_record import explains_arguments
 from gradwire.weights.casting import cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
@@ -233,10 +233,8 @@ class Publisher:
                 return fold_updates(start, found, self._threads) if start else found
             except WeightsError as error:
                 reason = reason or error
-        warnings.warn(
+        warn_user(
             f"the next version is a full one, as the newest cannot be read: {reason}",
-            RuntimeWarning,
-            stacklevel=6,  # who calls publish()
         )
         return None
 
@@ -299,12 +297,10 @@ class Publisher:
         if 2 * sum(view.numel for view, _ in unlike) > update.numel:
             view, before = unlike[0]
             there = f"is {before.dtype} there" if before else "isn't there with this shape"
-            warnings.warn(
+            warn_user(
                 f"{len(unlike)} of {len(views)} tensors go in full, as the base has none like "
                 f"them: {view.name!r} is {view.dtype} {list(view.whole or view.shape)} here and "
                 f"{there}. dtype= and rename= make them like those of the base",
-                RuntimeWarning,
-                stacklevel=5,  # who calls publish()
             )
         return update
 
@@ -377,11 +373,9 @@ class Publisher:
             if other and other.writer.token not in (self._writer.token, self._former):
                 self._refuse(other)
             self._is_sound = False
-            warnings.warn(
+            warn_user(
                 f"{self._store.folder.place} has version {self._version} no longer, or not whole: "
                 "the next version is a full one",
-                RuntimeWarning,
-                stacklevel=5,
             )
         elif found.writer.token != self._token:
             self._refuse(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -16,6 +15,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from gradwire.errors import warn_user
 from gradwire.option_record import explains_arguments
 from gradwire.torch.backend.collective import (
     ALL_GATHER,
@@ -292,12 +292,11 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def _drop(self, numbers: list[int]) -> None:
         for key in [key for key in list(self._buckets) if key[-1] in numbers]:
             if values := self._buckets.pop(key).kept_values:
-                warnings.warn(
+                warn_user(
                     f"a residual of {values:,} values is dropped, because the memory of the tensor "
                     "was released. Reduce the same memory in each step, as DDP does with its "
                     "buckets",
                     ResidualDroppedWarning,
-                    stacklevel=2,
                 )
 
     def _bucket_for(

@@ -12,7 +12,6 @@ Before a tensor is compressed for the first time, its inputs alone are measured.
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from gradwire._core import AutoGoal, Exchange, Layout
 from gradwire.choice import Chooser, Row
+from gradwire.errors import warn_user
 from gradwire.torch.buckets.bucket import BucketJob
 from gradwire.torch.checkpoint import StateDict, residuals_in
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
@@ -187,10 +187,9 @@ class AutoCodecs:
                 self._choosers[entry["goal"], entry["direction"]] = chooser
         self._steps = int(state["steps"]) if self._choosers else 0
         if dropped := {entry["goal"] for entry in state["choosers"]} - self._goals:
-            warnings.warn(
+            warn_user(
                 f"what was chosen for {', '.join(sorted(dropped))} is dropped, because the codecs "
                 f"are now chosen for {', '.join(sorted(self._goals))}; the residuals are kept",
-                stacklevel=2,
             )
         self._take_chosen()
 

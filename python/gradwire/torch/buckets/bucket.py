@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from gradwire.errors import warn_user
 from gradwire.torch.buckets.residuals import Shares
 from gradwire.torch.checkpoint import (
     MemoryOrder,
@@ -322,12 +322,11 @@ class Bucket:
                 self.exchange.import_residual(*residual)
         for residual in residuals:
             if self._shares.drop(residual, held):
-                warnings.warn(
+                warn_user(
                     f"the {residual.kind} residual of {residual.name} is dropped, as far as this "
                     "rank keeps none for its elements now: the codec has no error feedback, or "
                     "only that of the other direction has",
                     ResidualDroppedWarning,
-                    stacklevel=2,
                 )
 
     def count_into(self, step: StepCounters) -> None:

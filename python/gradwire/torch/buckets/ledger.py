@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire._core import Layout, scale_growth
+from gradwire.errors import warn_user
 from gradwire.torch.errors import (
     GrowingScalesWarning,
     NonFiniteStepWarning,
@@ -70,7 +70,7 @@ class Ledger:
             return
         self.totals.outgrown_residuals.append(found)
         # The text differs from tensor to tensor, so that Python shows each once.
-        warnings.warn(found.describe(), OutgrownResidualWarning, stacklevel=2)
+        warn_user(found.describe(), OutgrownResidualWarning)
 
     def warn_of_unmatched(self, layouts: Sequence[Layout]) -> None:
         """layouts: of all buckets of the model."""
@@ -79,17 +79,16 @@ class Ledger:
         self.warned.add(UnmatchedPatternWarning)
         for pattern in layouts[0].unmatched:
             if all(pattern in layout.unmatched for layout in layouts):
-                warnings.warn(
+                warn_user(
                     f"no tensor of the model matches {pattern!r}, which rules= or exclude= has; "
                     "names are those of model.named_parameters()",
                     UnmatchedPatternWarning,
-                    stacklevel=2,
                 )
 
     def warn_once(self, text: str, category: type[Warning]) -> None:
         if category not in self.warned:
             self.warned.add(category)
-            warnings.warn(text, category, stacklevel=2)
+            warn_user(text, category)
 
 
 # In rings whose sums may grow further, least squares and a small network lost accuracy or diverged

@@ -12,7 +12,6 @@ Between two generations of members (members/generations.py), each rank
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.errors import warn_user
 from gradwire.torch.buckets.bucket_runner import BucketRunner
 from gradwire.torch.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.errors import (
@@ -235,9 +235,8 @@ class ElasticPeers(Peers):
 def _warn_of_lost(lost: Sequence[int], after: Roster) -> None:
     listed = ", ".join(map(str, lost))
     which = f"member {listed} is gone" if len(lost) == 1 else f"members {listed} are gone"
-    warnings.warn(
+    warn_user(
         f"generation {after.generation}: {which}, with residual and unsent changes; "
         f"{len(after.members)} go on (members {', '.join(map(str, after.members))})",
         RankLostWarning,
-        stacklevel=2,
     )

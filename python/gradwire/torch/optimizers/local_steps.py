@@ -18,7 +18,6 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.errors import warn_user
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
-from gradwire.torch.errors import CoarseGradientsWarning, PeerMismatchError, level_of_user
+from gradwire.torch.errors import CoarseGradientsWarning, PeerMismatchError
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.live import scalars_of
 from gradwire.torch.network.engine import agree
@@ -197,7 +197,7 @@ class LocalSteps(WrappingOptimizer):
         replica.shared.note_values()
         late = rules.describe_late_changes(replica.settings.codec)
         if late and self.rank == 0:
-            warnings.warn(late, CoarseGradientsWarning, stacklevel=level_of_user())
+            warn_user(late, CoarseGradientsWarning)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import struct
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradwire.errors import warn_user
 from gradwire.torch.errors import PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.network.engine import pack_places, packed_size, unpack_places
 from gradwire.torch.network.transport import Bytes
@@ -136,11 +136,10 @@ class OptionsOfWorkers:
         if not self._joined:
             raise PeerMismatchError(what, (first, rank))
         self._may_differ = True  # it warns once
-        warnings.warn(
+        warn_user(
             f"{what}. Those of rank {first} count, which has taken part for longer. A process that "
             "joins sets its schedulers by optimizer.version, see docs/reference/servers.md",
             WorkerDiffersWarning,
-            stacklevel=2,
         )
 
     def _latest(self, rank: int, version: int) -> bytes:

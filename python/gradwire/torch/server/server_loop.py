@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
 from gradwire._core import Layout, ServerSide
+from gradwire.errors import warn_user
 from gradwire.torch.checkpoint import Residual, StateDict, held_back, residuals_of
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.members.places import Places
@@ -39,7 +39,7 @@ class Serving(Side[ServerPart]):
         """places: with which other processes take the places of lost workers; None: they can't."""
         settings, buffers = plan.settings, plan.buffers
         here = [
-            ServerPart(i, part, rank, plan, self._update)
+            ServerPart(i, part, rank, plan, optimizer, self._update)
             for i, part in enumerate(plan.parts)
             if len(plan.parts) == 1 or _has_values(part[0], rank)
         ]
@@ -267,11 +267,10 @@ class Serving(Side[ServerPart]):
             raise LostError(tuple(sorted(self.lost)), gone.silent, f"{gone}{hint}")
         allowing = "on_lost='continue'" if goes_on else f"backup_workers={backup}"
         for worker in sorted(workers):
-            warnings.warn(
+            warn_user(
                 f"rank {worker} {'sent nothing' if gone.silent else 'is gone'} ({gone}); training "
                 f"goes on without it, as {allowing} allows",
                 WorkerLostWarning,
-                stacklevel=2,
             )
         for part in self.parts.values() if goes_on else ():
             for worker in sorted(workers):
@@ -354,10 +353,9 @@ class Serving(Side[ServerPart]):
             self.joined.append(worker)
             for part in self.parts.values():
                 part.exchange.join(worker, part.exchange.version)
-            warnings.warn(
+            warn_user(
                 f"another process takes the place of rank {worker}, from version {self.version} on",
                 WorkerJoinedWarning,
-                stacklevel=2,
             )
 
     def _send_all_of_model(self, worker: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
-from gradwire.torch.errors import UnmatchedPatternWarning, level_of_user
+from gradwire.errors import warn_user
+from gradwire.torch.errors import UnmatchedPatternWarning
 from gradwire.torch.exchange_settings import RAW_CODECS
 from gradwire.torch.network.transport import PART_BITS
 from gradwire.torch.parameters import (
@@ -72,7 +72,7 @@ def make_plan(
     layout = settings.layout_of(named)
     for pattern in layout.unmatched:
         text = f"no parameter matches {pattern!r}, which rules= or exclude= has"
-        warnings.warn(text, UnmatchedPatternWarning, stacklevel=level_of_user())
+        warn_user(text, UnmatchedPatternWarning)
     # (Without values no server has a tensor, and all have the model as one part.)
     is_divided = settings.is_tensorwise and layout.segments
     parts = _divide(settings, layout, named) if is_divided else [(layout, named)]

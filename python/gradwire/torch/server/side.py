@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 import torch
 from torch.optim import Optimizer
 
+from gradwire.errors import warn_user
 from gradwire.torch import checkpoint
 from gradwire.torch.errors import NonFiniteStepWarning, OutgrownResidualWarning, PeerMismatchError
 from gradwire.torch.network.transport import Bytes, Kind
@@ -140,7 +140,7 @@ class Side(Generic[P]):
         """Warns of what has gone wrong since it was called last."""
         outgrown = self.outgrown_residuals()
         for residual in outgrown[self._warned_of_outgrown :]:
-            warnings.warn(residual.describe(), OutgrownResidualWarning, stacklevel=3)
+            warn_user(residual.describe(), OutgrownResidualWarning)
         self._warned_of_outgrown = len(outgrown)
         if self._non_finite is not None and not self._warned_of_non_finite:
             self._warned_of_non_finite = True
@@ -148,12 +148,11 @@ class Side(Generic[P]):
             skipped = (
                 "this version of the tensor" if self.settings.is_tensorwise else "this version"
             )
-            warnings.warn(
+            warn_user(
                 f"version {version}: the gradient of rank {where['rank']} is not finite at element "
                 f"{where['element']} of {where['tensor']}; nobody applied {skipped}, and the "
                 "residuals are kept. Further ones are only counted (skipped_versions)",
                 NonFiniteStepWarning,
-                stacklevel=3,
             )
 
     def outgrown_residuals(self) -> list[OutgrownResidual]:
