@@ -22,6 +22,7 @@ from gradwire.weights import (
     fold,
     prune,
 )
+from gradwire.weights.folder import open_folder
 from states import assert_same
 
 STATE = {"x": torch.ones(3)}
@@ -113,6 +114,67 @@ def test_the_root_of_an_address_is_no_folder_here(
     publish(store)
     assert Subscriber(store).fetch() is not None
     assert not list(tmp_path.iterdir())
+
+
+class Bucket(MemoryFileSystem):  # type: ignore[misc]
+    """As s3fs has it: a file has a version, its size is looked up in the last list, and a bucket
+    cannot be made by who may write below a prefix alone."""
+
+    cachable = False
+    listed: list[str] | None = None
+
+    def cat_file(
+        self,
+        path: str,
+        version_id: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> bytes:
+        if version_id:
+            raise TypeError(f"Invalid type for parameter VersionId, value: {version_id}")
+        if start is None and end is None and self.listed is not None and path not in self.listed:
+            raise FileNotFoundError(path)
+        return bytes(super().cat_file(path, start, end))
+
+    def ls(self, path: str, **options: Any) -> list[str]:
+        self.listed = list(super().ls(path, **options))
+        return self.listed
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        raise PermissionError("AccessDenied")
+
+
+def test_a_bucket_is_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing could be published to one or fetched from it: a place in a file was taken for a
+    version of it."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda place: (Bucket(), "/bucket/policy"))
+    place = "s3://bucket/policy"
+    publish(place)
+    subscriber, target = Subscriber(place), {"x": torch.zeros(3)}
+    remove = open_folder(place).remove
+    remove("newest.json")  # as it is late, a list is looked at
+    assert subscriber.fetch() is not None
+    subscriber.apply_(target)
+    publisher = Publisher(place)
+    for number in (2, 3):
+        publisher.publish({"x": torch.full((3,), float(number))})
+    part = next(name for name in open_folder(place).names() if name.endswith(".safetensors"))
+    whole = open_folder(place).read(part)
+    assert open_folder(place).read(part, 8, 20) == whole[8:20]
+    assert subscriber.fetch() is not None
+    assert subscriber.apply_(target).version == 3
+    assert target["x"].tolist() == [3.0] * 3
+    for name in open_folder(place).names():
+        remove(name)
+    publish(place)
+    assert subscriber.fetch() is not None
+    assert subscriber.apply_(target).version == 1
+    assert_same(target, STATE)
 
 
 def test_a_path_stays_where_it_was_when_the_program_goes_elsewhere(

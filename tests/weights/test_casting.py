@@ -51,6 +51,17 @@ def test_published_values_are_cast(tmp_path: Path, dtype: torch.dtype) -> None:
         assert found["w"].float().isfinite()[3]
 
 
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_are_read_only_are_cast(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """PyTorch warned of undefined behavior."""
+    values = np.ones(shape, np.float32)
+    values.flags.writeable = False
+    Publisher(tmp_path, dtype="bfloat16").publish({"x": values, "y": values.T})
+    ones = torch.ones(shape).bfloat16()
+    assert_same(received(tmp_path), {"x": ones, "y": ones.permute(tuple(range(ones.ndim))[::-1])})
+
+
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, 8), (torch.float16, 11)])
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_float64_is_rounded_once(tmp_path: Path, dtype: torch.dtype, kept: int, kind: str) -> None:

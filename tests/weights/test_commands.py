@@ -177,6 +177,17 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "there is no version 1; the newest is 0" in run("fold", tmp_path, 0, 3).err
 
 
+def test_a_name_that_no_delta_can_have_is_refused(tmp_path: Path) -> None:
+    """A .safetensors file may have it; the delta was written, and nobody could read it."""
+    nameless, named = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    safetensors.torch.save_file({"": torch.ones(3)}, nameless)
+    for old, new in ((nameless, named), (named, nameless)):
+        found = run("delta", old, new, "-o", tmp_path / "d")
+        assert found.code == 1
+        assert f"{nameless}: '' cannot be the name of a tensor" in found.err
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_folder_without_one_of_its_files_is_no_checkpoint(tmp_path: Path) -> None:
     old, new = save(tmp_path / "old", 1, True), save(tmp_path / "new", 2, True)
     places = {name: f"model-{i}.safetensors" for i, name in enumerate(state_of(2))}

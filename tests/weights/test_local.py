@@ -126,6 +126,44 @@ def test_tensors_that_vanish_from_a_version_vanish(tmp_path: Path) -> None:
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))
 
 
+def load(folder: Path) -> State:
+    files = map(safetensors.torch.load_file, folder.glob("*.safetensors"))
+    return {name: values for file in files for name, values in file.items()}
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_tensor_that_appears_tied_appears(tmp_path: Path, base: bool) -> None:
+    """It was in none of the files, unless they were made anew."""
+    store, local = tmp_path / "store", tmp_path / "local"
+    if base:
+        save_folder(local, 0)
+    publisher = Publisher(store, base=state_of(0) if base else None)
+    state: State = state_of(1)
+    publisher.publish(state)
+    follow(store, local)
+    state["head"] = state["weight"]
+    publisher.publish(state)
+    follow(store, local)
+    assert_same(load(local), state)
+
+
+def test_a_tied_tensor_that_the_base_lacks_need_not_appear(tmp_path: Path) -> None:
+    """Programs save one name of tied tensors."""
+    local, store = tmp_path / "local", tmp_path / "store"
+    save_folder(local, 0)
+    publisher = Publisher(store, base=state_of(0))
+    for time in (1, 2, 3):
+        state: State = state_of(time)
+        publisher.publish(state | {"head": state["weight"]})
+        follow(store, local)
+        assert_same(load(local), state)
+        assert len(list(local.glob("*.safetensors"))) == 3
+    for head in (state["weight"].clone(), state["weight"]):
+        publisher.publish(state | {"head": head})
+        follow(store, local)
+        assert_same(load(local), state | {"head": head})
+
+
 def test_versions_without_tensors_have_a_file_without_tensors(tmp_path: Path) -> None:
     """There was an error of JSON."""
     local, store = tmp_path / "local", tmp_path / "store"

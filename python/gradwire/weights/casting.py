@@ -96,7 +96,7 @@ def _count_beyond(values: Any, limit: float, keeps_infinity: bool) -> int:
 
 
 def _as_torch(view: View, torch: Any) -> Any:
-    values = np.ascontiguousarray(view.values).reshape(view.shape)
+    values = np.require(view.values, requirements=["C", "W"])  # PyTorch warns of read-only memory
     if view.dtype == "BF16":  # of ml_dtypes, which PyTorch does not know
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)

@@ -25,7 +25,7 @@ from gradwire.weights.errors import WeightsError, listed
 from gradwire.weights.folder import local_path
 from gradwire.weights.manifest import is_manifest
 from gradwire.weights.target import Target, Track
-from gradwire.weights.tensors import Bytes, View, raw_values
+from gradwire.weights.tensors import Bytes, View, checked_name, raw_values
 from gradwire.weights.update import Update
 
 _SUFFIX = ".safetensors"
@@ -60,6 +60,7 @@ class Checkpoint:
         self._head, self._metadata = b"", {"format": "pt"}
         self._places: dict[str, str] = {}  # the tensors' files
         self._own: set[str] = set()  # files with tensors of the version alone
+        self._absent: set[str] = set()  # tied tensors of the version that are in none of them
         self._checked: list[tuple[object, ...]] = []  # the looks of the files in `check`
         self.version = self._read_marker()
 
@@ -95,6 +96,7 @@ class Checkpoint:
             except ValueError as error:
                 raise WeightsError(f"{file}: {error}") from None
             for tensor in tensors:
+                checked_name(tensor.name)
                 if tensor.name in found:
                     raise WeightsError(f"{file}: tensor {tensor.name!r} is in another file, too")
                 values = raw_values(np.frombuffer(tensor.data, np.uint8), tensor.shape)
@@ -140,7 +142,9 @@ class Checkpoint:
         """Applies an update that `check` has accepted; the change is durable then."""
         views = self._base()
         target = self._target(views)
-        if views and target.fits(update) and not (update.head and self._head):
+        absent = self._may_be_absent(update) - views.keys()
+        if views and target.fits(update, absent) and not (update.head and self._head):
+            self._absent = absent
             self._mark(None)
             target.write(update, track)
             for mapped in self._maps:
@@ -177,12 +181,17 @@ class Checkpoint:
         for other in [*self._indices(), *self._files()]:
             if other != file and (other.name in self._own or other.suffix != _SUFFIX):
                 other.unlink()
-        self._own = {file.name}
+        self._own, self._absent = {file.name}, set()
 
     def _updated(self, update: Update, track: Track) -> dict[str, View]:
         views = self._base("c")
         self._target(views).write(update, track)
         return views
+
+    def _may_be_absent(self, update: Update) -> set[str]:
+        """Names that the files lacked from the start: programs save one name of tied tensors."""
+        tied = {entry.name for entry in update.entries.values() if entry.kind == "tied"}
+        return tied if update.base == 0 else tied & self._absent
 
     def _target(self, views: dict[str, View]) -> Target:
         return Target(views, self._threads, make=_make, remedy=self._remedy)
@@ -251,6 +260,7 @@ class Checkpoint:
         try:
             found = parse_json(self._marker.read_bytes(), 2)
             version, self._own = found["version"], set(found["files"])
+            self._absent = set(found.get("absent", []))
         except FileNotFoundError:
             return 0
         except (ValueError, TypeError, KeyError):
@@ -260,6 +270,7 @@ class Checkpoint:
     def _mark(self, version: int | None) -> None:
         with replace_file(self._marker, durable=True) as file:
             found = {"version": version, "files": sorted(self._own)}
+            found |= {"absent": sorted(self._absent)} if self._absent else {}
             file.write(json.dumps(found).encode() + b"\n")
         self.version = version
 

@@ -8,6 +8,7 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ class RemoteFolder(Folder):
         self.files, self._path = found
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        return self.files.cat_file(f"{self._path}/{name}", begin, end)
+        # By name, as s3fs has a version before them; with a range, since else it looks for the size
+        # in an old list.
+        return self.files.cat_file(f"{self._path}/{name}", start=begin, end=end)
 
     def write(
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
@@ -174,7 +177,8 @@ class RemoteFolder(Folder):
         path, data = f"{self._path}/{name}", b"".join(bytes(piece) for piece in pieces)
         if only_new and self.files.exists(path):
             raise FileExistsError(f"{self.place}/{name}")
-        self.files.makedirs(self._path, exist_ok=True)
+        with suppress(PermissionError):  # of a bucket, by who may write below this prefix alone
+            self.files.makedirs(self._path, exist_ok=True)
         try:
             self.files.pipe_file(path, data, mode="create" if only_new else "overwrite")
         except FileExistsError:

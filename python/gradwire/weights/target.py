@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from math import prod
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -184,14 +184,13 @@ class Target:
                 self._put(key, values.detach().clone() if is_torch(values) else values.copy())
         return again
 
-    def fits(self, update: Update) -> bool:
+    def fits(self, update: Update, absent: Collection[str]) -> bool:
         """Whether the tensors are those of the update: none appears, vanishes or changes shape.
-        Names that are tied to others need not be there."""
-        own = {entry.name for entry in update.entries.values() if entry.kind != "tied"}
+        absent: names that need not be there."""
         return self._views.keys() <= {entry.name for entry in update.entries.values()} and all(
             self.find(entry) is not None
             for entry in update.entries.values()
-            if entry.name in own | self._views.keys()
+            if entry.name not in absent or entry.name in self._views
         )
 
     def apply(self, update: Update) -> None:

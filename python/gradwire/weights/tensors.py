@@ -216,7 +216,7 @@ def views_of(
     """
     found: dict[str, View] = {}
     for own_name, values in tensors_of(state).items():
-        name = _checked_name(own_name, rename)
+        name = checked_name(own_name, rename)
         view = _view(name, values, receives)
         if view is None:
             continue
@@ -226,7 +226,7 @@ def views_of(
     return found
 
 
-def _checked_name(own: Any, rename: Callable[[str], str]) -> str:
+def checked_name(own: Any, rename: Callable[[str], str] = str) -> str:
     name = rename(own) if isinstance(own, str) else own
     if not isinstance(name, str) or name in ("", "__metadata__"):
         raise WeightsError(
@@ -348,7 +348,8 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
     except WeightsError as error:
         raise WeightsError(f"tensor {name!r}: {error}") from None
     if not is_torch(values) and not values.dtype.isnative:
-        raise WeightsError(f"tensor {name!r} has big-endian values; astype('<f4') turns them")
+        native = values.dtype.newbyteorder("<").str
+        raise WeightsError(f"tensor {name!r} has big-endian values; astype({native!r}) turns them")
     view = View(name, dtype, tuple(values.shape), values, at, whole)
     fits = all(b >= 0 and b + n <= w for b, n, w in zip(at, view.shape, whole, strict=False))
     if (at or whole) and not (len(at) == len(whole) == len(view.shape) and fits):
