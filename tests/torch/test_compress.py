@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -45,13 +46,15 @@ def taken(model_kind: str, optimizer_kind: str) -> tuple[str, str, str]:
 
     model: nn.Module = nn.Sequential(nn.Linear(300, 4), nn.Linear(4, 300))
     optimizer_class = getattr(torch.optim, optimizer_kind)
-    if model_kind == "ddp":
+    if "ddp" in model_kind:
         model = DistributedDataParallel(model)
-    elif model_kind == "fsdp":
+    elif "fsdp" in model_kind:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    if "compiled" in model_kind:
+        model = cast(nn.Module, torch.compile(model, backend="eager"))
     optimizer = optimizer_class(model.parameters(), lr=0.01)
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -78,6 +81,8 @@ def taken(model_kind: str, optimizer_kind: str) -> tuple[str, str, str]:
         ("plain", "SGD", "LocalSteps", SMALL),
         ("plain", "AdamW", "LocalSteps", SMALL),
         ("fsdp", "AdamW", "FullyShardComm", SAFE),
+        ("compiled ddp", "SGD", "GradwireState", SMALL),
+        ("compiled fsdp", "AdamW", "FullyShardComm", SAFE),
     ],
 )
 def test_compress_takes_the_way_that_fits(
@@ -116,6 +121,24 @@ def test_a_model_gets_one_hook(cluster: Cluster) -> None:
     for message in cluster.run(2, compress_twice):
         assert message.startswith("compress puts a hook into DistributedDataParallel, and this")
         assert "gradwire_hook already: compress a model once" in message
+
+
+def refuse_inner_ddp() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), DistributedDataParallel(nn.Linear(4, 4)))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    makers: list[Callable[[], Any]] = [
+        lambda: compress(model, sgd),
+        lambda: ShardedOptimizer(sgd, model),
+        lambda: ServerOptimizer(sgd, model=model),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match="1 is in DistributedDataParallel, which averages gra"):
+            make()
+    compress(model, torch.optim.SGD(model[0].parameters(), lr=0.1)).close()
+
+
+def test_a_part_in_ddp_is_named(cluster: Cluster) -> None:
+    cluster.run(2, refuse_inner_ddp)
 
 
 def test_compress_says_whose_an_option_is(cluster: Cluster) -> None:

@@ -57,6 +57,23 @@ def connect_late(seconds: float) -> str:
     return "connected"
 
 
+def make_outside(way: str) -> str:
+    """The error of rank 0, which is not in the group."""
+    group = dist.new_group([1])
+    if dist.get_rank() == 1:
+        return ""
+    try:
+        build(WAYS[way], nn.Linear(8, 4), process_group=group)
+    except RuntimeError as error:
+        return str(error)
+    return "it connected"
+
+
+@pytest.mark.parametrize("way", ["sharded", "local steps", "servers"])
+def test_a_rank_that_is_not_in_the_group_is_told_so(cluster: Cluster, way: str) -> None:
+    assert "this rank is not in the process group" in cluster.run(2, make_outside, way)[0]
+
+
 WORLD = 3
 SOON = 25.0  # seconds, on a loaded machine; the timeout is ten times as long
 TIMEOUT = 250.0

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adagrad, Adam
 
 import runs
 from gradwire.torch import ServerOptimizer
@@ -61,6 +61,32 @@ def test_a_version_that_overflows_on_one_worker_is_skipped_by_all() -> None:
     assert ranks[0].digests[4] != ranks[0].digests[3]
     assert scales[0] == [1024.0] * 6  # each worker has its own
     assert scales[1] == [1024.0] * 3 + [512.0] * 3
+
+
+@pytest.mark.parametrize("inner", [Adam, Adagrad])
+def test_what_an_optimizer_keeps_in_16_bits_is_widened_too(inner: type[Adam | Adagrad]) -> None:
+    """Adam has taken a step before; Adagrad has its sums at once."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        return model(torch.ones(2, 4, dtype=torch.bfloat16)).float().square().sum()
+
+    def train(rank: int) -> set[torch.dtype]:
+        model = nn.Linear(4, 4).bfloat16()
+        optimizer = inner(model.parameters())
+        loss(model).backward()
+        optimizer.step()
+        made = ServerOptimizer(optimizer, model=model)
+        made.connect()
+        if made.is_server:
+            made.serve()
+        else:
+            loss(model).backward()
+            made.step()
+            made.close()
+        return {kept.dtype for state in optimizer.state.values() for kept in state.values()}
+
+    _, on_server = threads(2, train)
+    assert on_server == {torch.float32}
 
 
 def test_a_scaler_is_refused_tensor_by_tensor() -> None:

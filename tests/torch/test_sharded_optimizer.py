@@ -167,6 +167,26 @@ def test_a_restart_equals_the_uninterrupted_run() -> None:
         assert continued.digests == ranks[0].digests[4:]
 
 
+def test_looking_at_states_changes_none() -> None:
+    """The states are of pieces, and none is of a whole parameter."""
+
+    def train(rank: int) -> None:
+        model = make_model()
+        inner = sgd(model.parameters())
+        assert not any(inner.state[parameter] for parameter in model.parameters())
+        optimizer = ShardedOptimizer(inner, model)
+        model(batch(rank, 0)[0]).sum().backward()
+        optimizer.step()
+        before = len(optimizer.state)
+        assert not any(optimizer.state[parameter] for parameter in model.parameters())
+        state = optimizer.state_dict()
+        assert len(state["shard"]["optimizer"]["state"]) == before > 0
+        optimizer.load_state_dict(state)
+        optimizer.close()
+
+    threads(2, train)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
     case = replace(USUAL, steps=1000, after={4: partial(runs.kill, victim)})

@@ -248,6 +248,7 @@ def leave_local_steps() -> None:
     model.first.weight.data = torch.zeros_like(model.first.weight)
     said = said_by(lambda: training.step(loss_of))
     assert "first.weight was changed between two steps" in said
+    assert said_by(optimizer.synchronize) == said  # it went on without the change
     optimizer.close()
     other = AdamW(model.parameters())
     other.load_state_dict(inner.state_dict())

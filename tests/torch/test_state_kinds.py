@@ -154,6 +154,24 @@ def test_a_server_says_that_a_state_is_another_ways() -> None:
     assert loopback.run(2, load) == [said, said]
 
 
+def test_an_optimizer_with_its_parameters_in_another_order_is_named() -> None:
+    def make(way: str, is_reversed: bool) -> Any:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        parameters = list(model.parameters())
+        optimizer = SGD(parameters[::-1] if is_reversed else parameters, lr=0.1)
+        if way == "local":
+            return LocalSteps(optimizer, model)
+        return ServerOptimizer(optimizer, model=model)
+
+    def load(rank: int) -> None:
+        for way in ("local", "served"):
+            state = make(way, is_reversed=False).state_dict()
+            said = said_by(make(way, is_reversed=True), state)
+            assert "its parameter 0 is 0.weight, here it is 1.weight. Give the" in said, way
+
+    loopback.run(2, load)
+
+
 def test_reshard_says_it_too() -> None:
     with pytest.raises(ValueError, match=r"not a gradwire state: .* It is an optimizer's own"):
         reshard([SAID["optimizer's"][0](None)], 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,26 @@ def resume_from_a_part(folder: Path, size: int) -> str:
     with pytest.raises(ValueError, match=r"gradwire_\d\.pt: ") as caught:
         way.restore([folder])
     return str(caught.value)
+
+
+def load_without(folder: Path, options: dict[str, Any], begins: bool) -> str:
+    """What is said of a checkpoint without files of gradwire. begins: it is loaded before the way
+    is attached."""
+    saved = torch.nn.Linear(20, 20).state_dict()
+    model = DistributedDataParallel(torch.nn.Linear(20, 20))
+    way = Way("test", "small", options)
+    if begins:
+        model.module.load_state_dict(saved)
+    way.attach(model, torch.optim.AdamW(model.parameters()))
+    if not begins:
+        model.module.load_state_dict(saved)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            way.restore([folder])
+        except ValueError as error:
+            return str(error)
+    return str(caught[0].message)
 
 
 def attach_twice(first: dict[str, Any], then: dict[str, Any]) -> str:
@@ -125,6 +146,19 @@ def test_a_state_of_another_way_is_named_with_what_to_do(
         assert message.endswith(
             "Remove this file of every rank to go on from the checkpoint without residuals"
         )
+
+
+@pytest.mark.parametrize("options", [{"every": 2}, {}])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_training_without_files_goes_on_where_it_can(
+    cluster: Cluster, tmp_path: Path, options: dict[str, Any], begins: bool
+) -> None:
+    """LocalSteps has the model that it was made with: it raised in the next step."""
+    goes_on = begins or not options
+    for said in cluster.run(2, load_without, tmp_path, options, begins):
+        assert said.startswith("no state of gradwire for the loaded model in ")
+        assert ("the training goes on without residuals" in said) == goes_on
+        assert ("load it before LocalSteps is made" in said) != goes_on
 
 
 @pytest.mark.parametrize("size", [0, 500])

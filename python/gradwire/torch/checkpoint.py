@@ -240,6 +240,18 @@ def check_tensors(state: StateDict, tensors: Sequence[NamedShape]) -> None:
         raise ValueError(f"the state is that of another model: it {there}, this model {here}")
 
 
+def check_order(state: StateDict, names: Sequence[str]) -> None:
+    """Raises ValueError if the optimizer had the parameters in another order than these names have:
+    what it keeps of them is counted, not named."""
+    theirs = [name for name, _ in state.get("tensors") or ()]
+    for place, (there, here) in enumerate(zip(theirs, names, strict=False)):
+        if there != here:
+            raise ValueError(
+                f"the state is that of an optimizer with other groups: its parameter {place} is "
+                f"{there}, here it is {here}. Give the parameters in the same order"
+            )
+
+
 def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
     """Raises ValueError if the state's `optimizer_class` is another than that of `optimizer`, which
     would take over another algorithm's values without a word."""

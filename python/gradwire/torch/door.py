@@ -18,7 +18,7 @@ from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
 from gradwire.torch.live import ScalarWriter
 from gradwire.torch.optimizer_list import Optimizers, name_of
 from gradwire.torch.optimizers.local_steps import LocalSteps
-from gradwire.torch.parameters import is_sharded
+from gradwire.torch.parameters import is_sharded, uncompiled
 
 
 class Compressed(Protocol):
@@ -60,7 +60,8 @@ def compress(
     takes the optimizer's place: step the result. Rank 0 says on stderr which way it is, and why.
 
     Args:
-        model: On every rank, after DistributedDataParallel or the last call of `fully_shard`.
+        model: On every rank, after DistributedDataParallel or the last call of `fully_shard`. It
+            may be compiled.
         optimizer: Of its parameters, or several in a list, such as Muon and AdamW.
         codec: As text, or one of the names "small", "safe" and "half-byte". None: "small" where it
             suits the optimizer and `every`, else one of the others.
@@ -75,7 +76,8 @@ def compress(
         Further errors: Those of its constructor.
     """
     way: type[Any]
-    if isinstance(model, DistributedDataParallel):
+    inner = uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
         way, why = GradwireState, "the model is in DistributedDataParallel"
     elif any(is_sharded(parameter) for parameter in model.parameters()):
         from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
@@ -84,11 +86,11 @@ def compress(
     else:
         way, why = LocalSteps, "each rank can step the plain model itself"
     check_options("compress", options, way, why)
-    if isinstance(model, DistributedDataParallel):
-        require_unhooked(model, "compress")
+    if isinstance(inner, DistributedDataParallel):
+        require_unhooked(inner, "compress")
     made = way(model=model, optimizer=optimizer, codec=codec, **options)
-    if isinstance(model, DistributedDataParallel):
-        model.register_comm_hook(made, gradwire_hook)
+    if isinstance(inner, DistributedDataParallel):
+        inner.register_comm_hook(made, gradwire_hook)
     if (made.rank if isinstance(made, LocalSteps) else dist.get_rank()) == 0:
         stats: Any = made.stats()
         codec = getattr(stats, "exchanges", stats).codec  # of LocalSteps, and of the others

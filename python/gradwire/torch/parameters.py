@@ -78,6 +78,20 @@ def unwrap(model: nn.Module) -> nn.Module:
     return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
+def refuse_ddp(model: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
+    """Raises ValueError if DistributedDataParallel averages the gradients of any of these."""
+    ours = set(map(id, tensors))
+    for name, module in model.named_modules():
+        if not isinstance(module, DistributedDataParallel):
+            continue
+        if not ours.isdisjoint(map(id, module.parameters())):
+            raise ValueError(
+                f"{clean_name(f'{name}.').rstrip('.') or 'the model'} is in "
+                "DistributedDataParallel, which averages gradients itself: give the module in it, "
+                "and call that"
+            )
+
+
 def uncompiled(model: nn.Module) -> nn.Module:
     """The module that torch.compile was given; any other module itself."""
     inner: nn.Module = getattr(model, "_orig_mod", model)

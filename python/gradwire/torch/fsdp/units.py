@@ -22,6 +22,7 @@ from gradwire.torch.parameters import (
     NamedTensor,
     clean_name,
     named_parameters,
+    uncompiled,
 )
 from gradwire.torch.tensor_memory import local_of
 
@@ -293,6 +294,7 @@ def find_units(model: nn.Module) -> list[Unit]:
     """The units of the model, those around others first. Raises TypeError for a model that is not
     sharded as a whole, or has gradients that are not exchanged; ValueError for units with several
     meshes or devices, or without shards."""
+    model = uncompiled(model)
     if not isinstance(model, FSDPModule):
         inner = any(isinstance(module, FSDPModule) for module in model.modules())
         raise TypeError(

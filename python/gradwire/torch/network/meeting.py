@@ -238,6 +238,11 @@ def require_group(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, S
         raise CommunicationError(
             "there is no process group: call torch.distributed.init_process_group first"
         )
+    if not isinstance(group, dist.ProcessGroup):
+        raise CommunicationError(
+            "this rank is not in the process group, of which new_group() gave it no part "
+            "(GroupMember.NON_GROUP_MEMBER): leave it to the group's ranks to call this"
+        )
     # A group that is written in Python does not know its store, but the world does.
     known = distributed_c10d._world.pg_map.get(group)
     store = group.get_group_store() or (known and known[1])

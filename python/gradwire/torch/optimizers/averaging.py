@@ -265,6 +265,7 @@ class Averaging:
                 "that much earlier. Load it in that version, call synchronize() on all ranks, and "
                 "save it again; or begin anew with the model it has"
             )
+        checkpoint.check_order(state, self.replica.names)
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.check_state(saved)
         checkpoint.check_optimizer(state, self.optimizer)

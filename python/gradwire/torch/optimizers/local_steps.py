@@ -253,8 +253,9 @@ class LocalSteps(WrappingOptimizer):
         scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
         return None if scale is None else float(scale), found is not None and bool(found)
 
-    def _check_unedited(self) -> None:
-        """Raises RuntimeError if the user has changed a parameter since the last step."""
+    def _check_unedited(self, only_unsent: bool = False) -> None:
+        """Raises RuntimeError if the user has changed a parameter since the last step. only_unsent:
+        one that was stepped since its last exchange."""
         edited = set(self._replica.shared.edited())
         for fragment in self._averaging.fragments if edited else ():
             names = [self._replica.names[place] for place in fragment.places]
@@ -262,7 +263,9 @@ class LocalSteps(WrappingOptimizer):
             for name, values, anchor in places:
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
                 agreed = anchor.to(values.device, values.dtype)
-                if name in edited and (fragment.steps > 0 or not torch.equal(values, agreed)):
+                if name not in edited or (only_unsent and fragment.steps == 0):
+                    continue
+                if fragment.steps > 0 or not torch.equal(values, agreed):
                     raise RuntimeError(
                         f"{name} was changed between two steps, such as by a cast and back, a "
                         "clamp or a step that broke off, and late momentum averages what steps "
@@ -311,6 +314,8 @@ class LocalSteps(WrappingOptimizer):
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check()
+        if self._averaging.betas:
+            self._check_unedited(only_unsent=True)
         with self._peers.session.entire("synchronize()"):
             if not self._rules.is_elastic:  # whose exchanges compare the steps
                 self._compare_steps()

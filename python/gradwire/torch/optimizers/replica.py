@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from gradwire.torch import checkpoint
@@ -31,6 +30,7 @@ from gradwire.torch.parameters import (
     named_buffers,
     named_parameters,
     ordinary_tensors,
+    refuse_ddp,
     shapes_of,
     split_like,
     tensors_in_common,
@@ -164,12 +164,8 @@ class Replica:
 
 
 def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "the model is in DistributedDataParallel, which averages gradients itself: give the "
-            "module in it, and call that"
-        )
     named = name_parameters(optimizer, model.named_parameters())
+    refuse_ddp(model, [parameter for _, parameter in named])
     for name, parameter in named:
         if not parameter.requires_grad:
             raise ValueError(f"{name} requires no gradient: leave it out of the optimizer")

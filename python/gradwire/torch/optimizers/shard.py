@@ -32,7 +32,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
     if name in _NOT_ELEMENTWISE or not _steps_elements(optimizer):
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
     # (Adagrad has its state before the first step.)
-    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
+    if any(float(state.get("step", len(state))) > 0 for state in optimizer.state.values()):
         raise ValueError(
             f"the {name} has taken steps already, so its state is of whole tensors. Wrap a new "
             "one, and load a checkpoint that a ShardedOptimizer saved"
@@ -287,6 +287,8 @@ class Shard:
 
     def state_dict(self) -> dict[str, Any]:
         """The pieces are in the order of the optimizer's state."""
+        for tensor in [tensor for tensor, kept in self.state.items() if not kept]:
+            del self.state[tensor]  # looking at what is not there makes an entry
         with self._in_optimizer():
             optimizer = self.optimizer.state_dict()
         return {

@@ -253,9 +253,11 @@ class ServerPart(Part[ServerSide]):
         part: PartPlan,
         rank: int,
         plan: ServerPlan,
+        optimizer: Optimizer,
         update: Callable[[ServerPart], None],
     ) -> None:
-        """update: turns the averages in the bucket into the model's change."""
+        """optimizer: its states of 16 bits become float32, too. update: turns the averages in the
+        bucket into the model's change."""
         super().__init__(number, part, plan.stage)
         settings = plan.settings
         self._rank = rank
@@ -263,6 +265,10 @@ class ServerPart(Part[ServerSide]):
         self.exchange = ServerSide(part[0], rank, on_average, **settings.of_exchange())
         self.own = self._of_server[rank]
         for place in self.own:
+            kept, dtype = optimizer.state.get(place.tensor, {}), place.tensor.dtype
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor) and value.dtype == dtype:
+                    kept[key] = value.float()
             place.tensor.data = place.tensor.data.float()
         self.said = UnusedOfWorkers(len(self._places))
         self._pulls_gradients = settings.pulls_gradients

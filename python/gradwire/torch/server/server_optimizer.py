@@ -16,7 +16,7 @@ from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import NamedTensor, shapes_of
+from gradwire.torch.parameters import NamedTensor, refuse_ddp, shapes_of
 from gradwire.torch.server.barrier import TensorBarrier
 from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.server_link import ServerLink
@@ -159,6 +159,8 @@ class ServerOptimizer(WrappingOptimizer):
         buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
         self._plan = make_plan(settings, optimizer, named_parameters, buffers)
         self._settings, self._named = self._plan.settings, self._plan.named
+        if model is not None:
+            refuse_ddp(model, [tensor for _, tensor in self._named])
         self._link: ServerLink | None = None
         self._places: Places | None = None
         if settings.store is not None:
@@ -381,6 +383,7 @@ class ServerOptimizer(WrappingOptimizer):
             raise RuntimeError("a process that joins loads no state: it gets the servers' model")
         own = checkpoint.with_clean_names(own_part_of(state_dict))
         self._identity().check(own)
+        checkpoint.check_order(own, [name for name, _ in self._named])
         if own.get("workers", self.workers) != self.workers:
             raise ValueError(
                 f"the state is that of {own['workers']} workers, here are {self.workers}, of "
