@@ -3,6 +3,7 @@ what came out as JSON to the folder that it is given."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import sys
@@ -108,9 +109,12 @@ def main() -> None:
     exchanged = Training("small", every=3).run(stop=9).model.module.named_parameters()
     found["saved is agreed"] = all(torch.equal(p, saved[name]) for name, p in exchanged)
 
-    training = Training("small", every=7).run(stop=4)
+    training = Training("small", every=7).run(stop=4, save_at=2, folder=FOLDER / "detached")
     training.way.detach()
     found["detached"] = type(training.optimizer.optimizer).__name__
+    training.accelerator.load_state(str(FOLDER / "detached"))
+    found["detached loads"] = training.digest()
+    found["two"] = [train_two(way) for way in WAYS]
     found["agreed"] = look_at_agreed()
     wrong: dict[str, Callable[[Training], Any]] = {
         "not prepared": lambda t: compress(t.accelerator, t.model, t.optimizer.optimizer),
@@ -127,6 +131,33 @@ def main() -> None:
             found[name] = str(error)
 
     (FOLDER / f"found_{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def train_two(way: str) -> list[bool]:
+    """Whether each of two models ends as it would have without a save_state and load_state."""
+    digests = []
+    for resumes in (False, True):
+        first = Training("small", **WAYS[way])
+        torch.manual_seed(1)
+        second = copy.copy(first)
+        layer = nn.Linear(16, 8)
+        second.model, second.optimizer = first.accelerator.prepare(
+            layer, torch.optim.AdamW(layer.parameters(), lr=3e-3)
+        )
+        second.way = compress(first.accelerator, second.model, second.optimizer, **WAYS[way])
+        if resumes:
+            first.accelerator.load_state(str(FOLDER / f"two {way}"))
+        for step, (inputs, labels) in enumerate(first.batches):
+            if step == 10 and not resumes:
+                first.accelerator.save_state(str(FOLDER / f"two {way}"))
+            for each in (first, second) if step >= 10 or not resumes else ():
+                each.optimizer.zero_grad()
+                first.accelerator.backward(nn.functional.cross_entropy(each.model(inputs), labels))
+                each.optimizer.step()
+        for each in (first, second):
+            each.way.finish()
+        digests.append([first.digest(), second.digest()])
+    return [whole == resumed for whole, resumed in zip(*digests, strict=True)]
 
 
 def look_at_agreed() -> list[str]:

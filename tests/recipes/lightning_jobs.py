@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -54,6 +54,7 @@ class Classifier(lightning.LightningModule):
         self.batches: list[Any] = []
         self.validated: list[str] = []
         self.differs: list[bool] = []  # a gradient, between the ranks
+        self.ended = ""
 
     def training_step(self, batch: Any, _: int) -> Any:
         loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
@@ -69,10 +70,37 @@ class Classifier(lightning.LightningModule):
     def validation_step(self, batch: Any, _: int) -> None:
         self.validated.append(digest(self))
 
+    def on_train_end(self) -> None:
+        self.ended = digest(self)
+
     def configure_optimizers(self) -> Any:
         adamw = torch.optim.AdamW(self.parameters(), lr=3e-3)
         schedule = torch.optim.lr_scheduler.ExponentialLR(adamw, 0.95)
         return [adamw], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Averages(Callback):
+    """Validates a moving average of the weights."""
+
+    def __init__(self) -> None:
+        self.average: dict[str, torch.Tensor] = {}
+        self.validated: list[str] = []
+
+    def on_train_batch_end(self, _: Any, module: Any, *__: Any) -> None:
+        for name, values in module.named_parameters():
+            self.average.setdefault(name, values.detach().clone()).lerp_(values.detach(), 0.1)
+
+    def on_validation_start(self, _: Any, module: Any) -> None:
+        self.kept = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self._put(module, self.average)
+        self.validated.append(digest(self.average))
+
+    def on_validation_end(self, _: Any, module: Any) -> None:
+        self._put(module, self.kept)
+
+    def _put(self, module: Any, values: dict[str, torch.Tensor]) -> None:
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(values[name])
 
 
 def train(name: str, strategy: Any, resume: Path | None = None, **options: Any) -> Classifier:
@@ -99,6 +127,7 @@ def train(name: str, strategy: Any, resume: Path | None = None, **options: Any) 
         "losses": module.losses,
         "validated": module.validated,
         "differs": module.differs,
+        "ended": module.ended,
         "warnings": [type(w.message).__name__ for w in said],
         "clip": trainer.gradient_clip_val,
     }
@@ -185,6 +214,16 @@ def main() -> None:
         train(f"{way} without", GradwireStrategy("small", **options), resume=middle, **epochs)
     saved = torch.load(FOLDER / "local" / "step=10.ckpt", weights_only=True)["state_dict"]
     found["saved"] = digest(saved)
+    averages = Averages()
+    train(
+        "averages",
+        GradwireStrategy("small", every=3),
+        callbacks=[averages],
+        val_check_interval=4,
+        enable_checkpointing=False,
+        **epochs,
+    )
+    found["averages"]["of"] = averages.validated
     train("nine", GradwireStrategy("small", every=3), max_steps=9)
 
     latest = ModelCheckpoint(FOLDER / "latest", every_n_train_steps=5, save_top_k=1)

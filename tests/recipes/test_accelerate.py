@@ -62,6 +62,16 @@ def test_detach_gives_the_optimizer_back(ranks: list[Found]) -> None:
     assert ranks[0]["detached"] == "AdamW"
 
 
+def test_a_way_that_is_detached_takes_no_part_in_loads(ranks: list[Found]) -> None:
+    """It raised KeyError: 'param_groups'."""
+    assert ranks[0]["detached loads"] == ranks[1]["detached loads"]
+
+
+def test_two_models_are_resumed(ranks: list[Found]) -> None:
+    """The state of the second had taken the place of that of the first."""
+    assert ranks[0]["two"] == [[True, True], [True, True]]
+
+
 def test_what_is_not_prepared_is_refused(ranks: list[Found]) -> None:
     assert "that accelerator.prepare returned" in ranks[0]["not prepared"]
     assert "without DistributedDataParallel" in ranks[0]["plain model"]

@@ -62,6 +62,18 @@ def test_validating_and_saving_changes_nothing(found: Found, way: str) -> None:
     assert found[f"{way} whole"]["model"] == found[f"{way} quiet"]["model"]
 
 
+def test_callbacks_may_validate_other_weights(found: Found) -> None:
+    assert found["averages"]["validated"] == found["averages"]["of"]
+    assert len(found["averages"]["of"]) == 4
+    assert found["averages"]["model"] == found["local quiet"]["model"]
+
+
+def test_what_looks_when_the_training_ends_sees_its_model(ranks: list[Found]) -> None:
+    for rank in ranks:
+        for name in ("local", "hook raw", "local whole"):
+            assert rank[name]["ended"] == rank[name]["model"]
+
+
 def test_all_ranks_validate_the_same_weights(ranks: list[Found]) -> None:
     first, second = (rank["local whole"]["validated"] for rank in ranks)
     assert first == second

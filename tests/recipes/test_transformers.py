@@ -88,6 +88,7 @@ def test_a_checkpoint_has_the_weights_of_the_last_exchange(found: Found) -> None
     saved = found["saves"]["saved"]
     assert len(set(saved)) == 4
     assert len(set(saved[1:6])) == 1
+    assert found["asked"]["saved"] == saved[3]
 
 
 def test_the_best_model_stays_loaded(found: Found) -> None:

@@ -145,6 +145,20 @@ class Interrupt(TrainerCallback):
             raise KeyboardInterrupt
 
 
+class StopEpoch(TrainerCallback):
+    """Ends each epoch after 4 steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = state.global_step % 4 == 0
+
+
+class Ask(TrainerCallback):
+    """Asks for a checkpoint of step 7. It comes after GradwireCallback."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = state.global_step == 7
+
+
 class Gradients(TrainerCallback):
     """Whether a gradient is the same on both ranks."""
 
@@ -218,6 +232,8 @@ def main() -> None:
 
     train("saves", GradwireCallback(every=5), max_steps=11, save_strategy="steps", save_steps=1)
     found["saves"]["saved"] = [saved("saves", step) for step in range(4, 12)]
+    train("asked", GradwireCallback(every=5), Ask(), max_steps=11)
+    found["asked"]["saved"] = saved("asked", 7)
     best: dict[str, Any] = {
         "load_best_model_at_end": True,
         "metric_for_best_model": "loss",
@@ -237,6 +253,16 @@ def main() -> None:
     epochs: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 48}
     stopping = EarlyStoppingCallback(early_stopping_patience=1)
     trainer = train("stopped after an epoch", GradwireCallback(every=5), stopping, **epochs, **best)
+    weights = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
+    state = trainer.model.state_dict()
+    found["best"]["is loaded"] &= all(torch.equal(state[n], t) for n, t in weights.items())
+
+    # The end comes before the number of steps that the Trainer has planned.
+    short: dict[str, Any] = {"num_train_epochs": 2, "max_steps": -1}
+    train("short epochs", GradwireCallback(every=5), StopEpoch(), **short)
+    trainer = train(
+        "short epochs, best", GradwireCallback(every=5), StopEpoch(), **(epochs | short), **best
+    )
     weights = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
     state = trainer.model.state_dict()
     found["best"]["is loaded"] &= all(torch.equal(state[n], t) for n, t in weights.items())

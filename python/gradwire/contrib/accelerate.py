@@ -42,7 +42,8 @@ def compress(
     `way.finish()` when the training ends: then the ranks' models are equal.
 
     `accelerator.save_state` and `load_state` have the state, too: each rank adds a file
-    `gradwire_RANK.pt` to the folder. Call this first, then `load_state`.
+    `gradwire_RANK.pt` to the folder, for a second optimizer `gradwire_1_RANK.pt`. Call this first,
+    then `load_state`.
 
     Args:
         model: As `accelerator.prepare` returned it.
@@ -70,6 +71,9 @@ def compress(
     folders: list[str] = []  # where a load is under way
     inner = optimizer.optimizer
     step_with(way, model, optimizer)
+    places = [place for place, each in enumerate(accelerator._optimizers) if each is optimizer]
+    if any(places):  # as Accelerate names optimizer_1.bin
+        way.file_name = f"gradwire_{places[0]}"
 
     def on_save(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         way.save(folder)
@@ -86,9 +90,14 @@ def compress(
         if folders:
             way.restore([folders.pop()])
 
-    accelerator.register_save_state_pre_hook(on_save)
-    accelerator.register_load_state_pre_hook(on_load)
-    inner.register_load_state_dict_post_hook(after_load)
+    handles = [
+        accelerator.register_save_state_pre_hook(on_save),
+        accelerator.register_load_state_pre_hook(on_load),
+        inner.register_load_state_dict_post_hook(after_load),
+    ]
+    if way.is_local:  # DDP keeps the hook, and its state is saved on
+        for handle in handles:
+            way.undo.callback(handle.remove)
     return way
 
 

@@ -23,7 +23,7 @@ from gradwire.errors import requiring
 
 with requiring(__name__, "Lightning", "lightning", "'.[recipes]'"):
     from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import Callback, Trainer
     from lightning.pytorch.strategies import DDPStrategy
 
 from gradwire.contrib.way import Way, split_options
@@ -76,18 +76,14 @@ class GradwireStrategy(DDPStrategy):
             value = trainer.gradient_clip_val
             self.way.undo.callback(setattr, trainer, "gradient_clip_val", value)
             trainer.gradient_clip_val = None
-
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
-        self.way.show_agreed()
+        if self.way.is_local:
+            first = _First(self.way)
+            trainer.callbacks.insert(0, first)
+            self.way.undo.callback(trainer.callbacks.remove, first)
 
     def on_validation_end(self) -> None:
         self.way.show_own()
         super().on_validation_end()
-
-    def on_train_end(self) -> None:
-        self.way.finish()
-        super().on_train_end()
 
     def teardown(self) -> None:
         self.way.detach()
@@ -115,6 +111,20 @@ class GradwireStrategy(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         super().load_optimizer_state_dict(checkpoint)
         self.way.restore(self._loaded)
+
+
+class _First(Callback):
+    """Comes before all other callbacks: they may put weights in place, such as averages, and put
+    back what was there. (Lightning asks the strategy last.)"""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._way.show_agreed()
+
+    def on_train_end(self, *_: Any) -> None:
+        self._way.finish()
 
 
 class FabricStrategy(FabricDDPStrategy):

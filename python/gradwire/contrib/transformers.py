@@ -87,6 +87,9 @@ class GradwireCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         trainer = _find_trainer(self)
+        # Last of all, because the others may ask for an evaluation, a checkpoint or the end.
+        handler = trainer.callback_handler
+        handler.callbacks = [each for each in handler.callbacks if each is not self] + [self]
         self._ended = not self._way.is_local
         if self._way.is_local and args.max_grad_norm:
             step_with(self._way, trainer.model_wrapped, optimizer, clip_norm=args.max_grad_norm)
@@ -102,6 +105,7 @@ class GradwireCallback(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self._way.show_own()
+        self._ended = not self._way.is_local
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         if control.should_training_stop:
@@ -116,9 +120,13 @@ class GradwireCallback(TrainerCallback):
         if not args.save_only_model:
             self._way.save(_folder(args, state.global_step))
 
-    def on_log(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        if control.should_training_stop:  # the Trainer loads the best model after this
+    def on_log(
+        self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **_: Any
+    ) -> None:
+        if "train_runtime" in (logs or ()):  # the last: the Trainer loads the best model after it
             self._end()
+        else:
+            self.on_step_end(args, state, control)
 
     def on_train_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self._way.detach()

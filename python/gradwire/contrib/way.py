@@ -54,6 +54,7 @@ class Way:
         is_attached: Whether a training is under way.
         model: The module inside DistributedDataParallel.
         undo: What `detach` does, the last first.
+        file_name: That of this rank's file begins with it.
 
     Raises:
         TypeError: The class that is taken lacks an option, or an option is of another type.
@@ -70,6 +71,7 @@ class Way:
         self._local: LocalSteps | None = None  # until `detach`
         self.is_attached = False
         self.model: nn.Module | None = None
+        self.file_name = "gradwire"
         self._own: list[tuple[torch.Tensor, torch.Tensor]] = []  # while the agreed ones are there
         self.undo = contextlib.ExitStack()
 
@@ -167,7 +169,7 @@ class Way:
 
     def file_of(self, checkpoint: str | Path) -> Path:
         """This rank's file in a folder, or beside a file."""
-        name, path = f"gradwire_{dist.get_rank()}.pt", Path(checkpoint).resolve()
+        name, path = f"{self.file_name}_{dist.get_rank()}.pt", Path(checkpoint).resolve()
         return path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
 
     def save(self, checkpoint: str | Path) -> None:
@@ -189,7 +191,7 @@ class Way:
         none, the training goes on without residuals, and a ResidualDroppedWarning says so.
 
         The model and the optimizer have been loaded. Raises ValueError for a state of another rank,
-        world size, codec or way.
+        world size, codec or way, and if there is none where LocalSteps has another model already.
         """
         files = [self.file_of(checkpoint) for checkpoint in checkpoints]
         for file in filter(Path.exists, files):
@@ -203,9 +205,16 @@ class Way:
                     f"{file}: {error}. Remove this file of every rank to go on from the "
                     "checkpoint without residuals"
                 ) from error
+        none = f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}"
+        if self._local is not None:
+            try:
+                self._local._check()
+            except RuntimeError as error:
+                raise ValueError(
+                    f"{none}: to go on from it without residuals, load it before LocalSteps is made"
+                ) from error
         warn_user(
-            f"no state of gradwire for the loaded model in {' or '.join(map(str, files))}: the "
-            f"training goes on without residuals{remedy}",
+            f"{none}: the training goes on without residuals{remedy}",
             ResidualDroppedWarning,
         )
 
