@@ -115,7 +115,8 @@ class Workload:
         values = self.windows[0] if grown is None else self.windows[0] + grown
         # Encoding the sum without a residual gives the same frame as encoding with the residual.
         decoded = gradwire.decode(gradwire.encode(values, self.codec))
-        return float(np.linalg.norm(values - decoded) / np.linalg.norm(values))
+        error, norm = float(np.linalg.norm(values - decoded)), float(np.linalg.norm(values))
+        return error / norm if norm else 0.0
 
     def compressor(self, target: str, threads: int) -> gradwire.Compressor:
         """A compressor with the warmed-up residual."""

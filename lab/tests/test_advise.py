@@ -195,14 +195,14 @@ def test_machines_are_counted_by_torchrun_or_by_host_names(
 
 
 def test_links_become_the_network_of_a_plan() -> None:
-    found = Links(4, 2, 1e8, 0.021, 1e9, 0.0001, 12_500)
+    found = Links(4, 2, 1e8, 0.021, 2.13456e10, 0.0001, 12_500)
     cluster = found.cluster(message_seconds=0.0005)
     assert (cluster.ranks, cluster.machines, cluster.bandwidth) == (4, 2, 1e8)
     assert cluster.burst == 12_500
     assert cluster.latency == pytest.approx(0.02)
     said = (
         "4 ranks, 2 on each machine; between machines 100 Mbit/s, 21 ms, 12500 bytes at once; "
-        "inside 1000 Mbit/s"
+        "inside 21350 Mbit/s"
     )
     assert said in found.describe()
 
@@ -267,3 +267,12 @@ def test_without_the_laboratory_advise_says_what_to_install(
     monkeypatch.setitem(sys.modules, "gradwire_lab.plan.here", None)
     with pytest.raises(ModuleNotFoundError, match=r"gradwire-lab.* is not installed.*\./lab"):
         advise(nn.Linear(1, 1), lambda module: None)
+
+
+def test_models_whose_tensors_all_go_raw_and_sparse_gradients_are_measured() -> None:
+    small = nn.Linear(10, 1)
+    small(torch.ones(2, 10)).sum().backward()
+    assert measure_codec("3lc", [gradients_of(small)]) == CodecSpeed(0.0, 0.0, 32.0, 32.0)
+    rows = nn.Embedding(5, 2, sparse=True)
+    rows(torch.tensor([1, 1])).sum().backward()
+    assert gradients_of(rows)["weight"].tolist() == [[0, 0], [2, 2], [0, 0], [0, 0], [0, 0]]

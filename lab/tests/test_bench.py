@@ -156,6 +156,11 @@ def test_numbers_fit_together(data: BenchData) -> None:
         assert (measured.parallel_memcpy_gb_per_s is None) == (threads == 1)
 
 
+def test_values_that_are_all_zero_have_no_error() -> None:
+    zeros = BenchData("zeros", "zeros", np.zeros(100, np.float32))
+    assert bench.Workload("3lc", 50, zeros, 0).relative_error == 0.0
+
+
 def test_a_residual_has_its_size_before_anything_is_timed(data: BenchData) -> None:
     numel = 30_000
     work = bench.Workload("3lc:s=1.75", numel, data, 0)

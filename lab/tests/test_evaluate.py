@@ -219,13 +219,22 @@ def test_two_calls_share_the_work(tmp_path: Path) -> None:
         assert not others
 
 
-def test_a_run_that_did_not_end_is_no_number(tmp_path: Path) -> None:
-    result = RunResult.read(made(ArmRun(MLP, 0))["results"][0])
+def test_a_run_that_did_not_end_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = made(ArmRun(MLP, 0))
+    result = RunResult.read(document["results"][0])
     settings = {MLP: MLP.settings(0, TINY)}
+    monkeypatch.setattr(runner, "_train_or_observe", lambda *_: document)
     for failed, said in (("", "diverged"), ("no budget", "stopped")):
-        ended = replace(result, final=None, failed=failed, diverged=None if failed else 1)
+        change: dict[str, Any] = {"final": None, "failed": failed}
+        change |= {"diverged": None if failed else 1}
+        ended = replace(result, **change)
         assert Found({MLP: {0: ended}}, settings).text(MLP) == said
         assert Found({MLP: {0: ended, 1: result}}, settings).text(MLP) == f"1 of 2 {said}"
+        document["results"][0] |= change
+        runner.make([replace(MLP, seeds=1)], Store(tmp_path / said, TINY), Console())
+        assert f"mlp/raw-0: {said} after 0 s" in capsys.readouterr().out
 
 
 def test_a_timed_run_is_alone(tmp_path: Path) -> None:

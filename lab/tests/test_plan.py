@@ -297,6 +297,13 @@ def test_nonsense_is_an_error_that_says_what_it_needs(
     assert "Traceback" not in said
 
 
+def test_ranks_share_machines_as_in_the_profile_unless_their_number_is_given(file: Path) -> None:
+    words = ["plan", "--profile", file, "--bandwidth", "1gbit", "--ranks-per-machine", 4, "--json"]
+    assert cli_runner.run(*words).json["cluster"]["ranks"] == 4
+    refused = cli_runner.run(*words, "--ranks", 6)
+    assert (refused.code, "6 ranks cannot be 4 on each machine" in refused.err) == (1, True)
+
+
 def test_a_model_that_is_not_here_is_planned_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = MessageCosts(1e-4, 1e-10, 1e-4, 1e-10)
     monkeypatch.setattr(measure, "measure_transport", lambda *_: measured)

@@ -20,6 +20,7 @@ bandwidth = "2.5gbit"
 rules = ["fc*=bf16@push"]
 learning_rate = 1
 data_dir = "images"
+init = "model.safetensors"
 """
 
 
@@ -46,6 +47,7 @@ def test_the_file_gives_settings_and_the_command_line_wins(
     assert (settings.bandwidth, settings.learning_rate) == (2_500_000_000, 1)
     assert settings.rules == (Rule("fc*", "bf16", "push"),)
     assert settings.data_dir == Path("images")
+    assert settings.init == Path("model.safetensors")
 
 
 def test_an_option_that_is_typed_wins_though_it_has_its_default(

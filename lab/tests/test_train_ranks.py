@@ -17,8 +17,9 @@ from cli_runner import Result, run
 from cluster import Cluster, free_port, started_by_torchrun
 from gradwire.local_schedule import GATED_CODEC
 from gradwire.torch import loopback
-from gradwire_lab.train import messages, models, strategies
+from gradwire_lab.train import data, messages, models, strategies
 from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.loop import Trainer
 from gradwire_lab.train.settings import Rule, Run, TrainSettings
 from small_data import write_fashion_mnist
 
@@ -291,6 +292,19 @@ def test_a_scale_of_the_loss_is_taken_back_by_the_step() -> None:
 
     assert trained(32.0, "raw") == trained(1.0, "raw")
     assert trained(32.0, "inceptionn:bound=6") != trained(1.0, "inceptionn:bound=6")
+
+
+def test_a_run_whose_evaluation_is_not_finite_diverged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that breaks down in a step is evaluated before its next loss says so."""
+    values = iter([2.5, 2.0, math.inf])
+    monkeypatch.setattr(Trainer, "_value", lambda *_: next(values))
+    settings, given = replace(HERE, steps=8, eval_every=2), data.load("fashion-mnist", folder)
+    trainer = Trainer(settings, given, 0, None, torch.device("cpu"))
+    first, second, _ = trainer.run(Run("ddp", 3), lambda event: None)
+    assert (first.diverged, len(first.losses), len(second.losses)) == (6, 6, 6)
+    assert [(e.step, e.value) for e in first.evaluations] == [(2, 2.5), (4, 2.0)]
 
 
 def take_rank_0s_place(folder: str) -> str:

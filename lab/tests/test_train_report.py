@@ -282,6 +282,14 @@ def test_a_run_that_diverged_is_said_and_left_out_of_the_means() -> None:
     assert alone.speedup("3lc") is None
 
 
+def test_seeds_that_are_not_there_yet_are_not_called_failed() -> None:
+    settings = replace(SETTINGS, codecs=("3lc", "raw"), seeds=2)
+    some = assemble(settings, PARAMETERS, SHAPED, [*seeds([0.5, 0.75]), records()[0]])
+    assert "Means of 2 seeds (raw: 1); " in printed(some)
+    lost = assemble(settings, PARAMETERS, SHAPED, [*seeds([0.5, None]), records()[0]])
+    assert "Means of 2 seeds (raw: 1), without those that diverged or failed; " in printed(lost)
+
+
 def test_a_run_that_failed_is_said_and_left_out_of_the_means() -> None:
     settings = replace(SETTINGS, codecs=("3lc",), seeds=2)
     runs = seeds([0.5, 0.75])
@@ -394,6 +402,17 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     (legend,) = axes.figure.legends
     # A codec is named once, with the means of the runs that did not diverge.
     assert [text.get_text() for text in legend.get_texts()] == ["3lc (2.3750 after 3 s)"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_without_a_line_have_no_legend() -> None:
+    pytest.importorskip("matplotlib")
+    from gradwire_lab.train import plots
+
+    ranks = [record("qsgd", rank, 2.0, push=100, pull=0) for rank in range(2)]
+    push, pull = plots.draw_bits(assemble(SETTINGS, PARAMETERS, SHAPED, [ranks])).axes
+    assert push.get_legend() is not None
+    assert (pull.get_legend(), len(pull.get_lines())) == (None, 0)
 
 
 def test_plots_without_our_hook_have_no_bits(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gradwire.torch.optimizer_list import parts_of
 from gradwire_lab.cli import train
-from gradwire_lab.train import checks, models, options, rivals, settings, strategies
+from gradwire_lab.train import checks, describe, models, options, rivals, settings, strategies
 from gradwire_lab.train.schedule import learning_rate
 from gradwire_lab.train.settings import Rule, Run, SettingsError, TrainSettings
 
@@ -186,6 +186,11 @@ def test_local_steps_go_in_one_process() -> None:
     assert chosen.codecs == ("ddp", "topk:ratio=1,index=rice,ef=off")
     of_ranks = chosen.of_run(chosen.runs()[1]).of_ranks()
     assert (of_ranks.gate, of_ranks.outer, of_ranks.every) == ("bfloat16", "nesterov", 4)
+
+
+def test_the_exchange_in_words_names_the_staleness_of_servers() -> None:
+    said = describe.exchange(replace(TrainSettings(), exchange="server", staleness=2))
+    assert said == "server, every step, servers: 1, staleness 2"
 
 
 def test_every_option_is_in_one_group_of_the_help() -> None:

@@ -105,12 +105,13 @@ def plan(
     check_servers(servers or 0, exchanges, every)
     check_exchanges(codecs, exchanges)
     schedule = _schedule(every, fragments, delay)
+    known = None if profile is None else read_profile(profile)
     if network.bandwidth is not None:
-        network.cluster(ranks or workers or 2, servers)
+        network.cluster(ranks or workers or (known.workers if known else 2), servers)
     if profile_out is not None:
         _check_writable(profile_out)
-    if profile is not None:
-        measured = read_profile(profile)
+    if known is not None:
+        measured = known
     elif count is not None:
         assert seconds is not None
         _warn_if_busy()

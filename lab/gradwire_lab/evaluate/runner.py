@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire_lab.evaluate.arms import Arm
-from gradwire_lab.evaluate.found import MOST_SEEDS, Found
+from gradwire_lab.evaluate.found import DIVERGED, MOST_SEEDS, STOPPED, Found
 from gradwire_lab.evaluate.store import ArmRun, Line, Store
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
@@ -114,8 +114,10 @@ def _train(run: ArmRun, store: Store, console: Console, left: int) -> bool:
         say(console, f"{title}: {error}", style="bold red")
         return False
     store.write(run, document)
-    final = document["results"][0]["final"]
-    end = "diverged" if final is None else settings.metric.text(final)
+    result = document["results"][0]
+    end = STOPPED if result["failed"] else DIVERGED
+    if result["final"] is not None:
+        end = settings.metric.text(result["final"])
     seconds = time.perf_counter() - began
     say(console, f"{title}: {end} after {seconds:.0f} s; {left} runs left")
     return True

@@ -72,7 +72,8 @@ class Links:
 
 
 def _describe(rate: float, latency: float) -> str:
-    return f"{rate / 1e6:.4g} Mbit/s, {latency * 1e3:.3g} ms"
+    megabits = float(f"{rate / 1e6:.4g}")  # such as 21350, which .4g writes as 2.135e+04
+    return f"{megabits:g} Mbit/s, {latency * 1e3:.3g} ms"
 
 
 def probe(ranks_per_machine: int | None = None, seconds: float = 0.4) -> Links:

@@ -47,6 +47,7 @@ KEPT_GRADIENTS = 3
 # next they may differ by half.
 _RESIDUAL_STEPS = 24
 _CODEC_SECONDS = 0.15  # for each codec and operation
+_RAW_BITS = 32.0
 _TRANSPORT_ROUNDS = 12
 _PATIENCE = timedelta(minutes=10)
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"}
@@ -191,7 +192,7 @@ def _costs(messages: MessageMeter, values: int) -> MessageCosts:
 def gradients_of(model: torch.nn.Module) -> Gradients:
     """Copies."""
     return {
-        name: parameter.grad.detach().float().cpu().numpy().copy()
+        name: parameter.grad.detach().to_dense().float().cpu().numpy().copy()
         for name, parameter in named_parameters(model)
         if parameter.grad is not None
     }
@@ -201,12 +202,14 @@ def measure_codec(
     codec: str, gradients: Sequence[Gradients], workers: dist.ProcessGroup | None = None
 ) -> CodecSpeed:
     """Measures the tensors that do not go raw, with the residuals of some steps, and payloads
-    alone.
+    alone. A model of which all tensors go raw gives the codec no work.
 
     workers: whose averages are pulled; all call it together. None: the last steps of this one take
     their place.
     """
     names = [n for n, g in gradients[0].items() if not Layer(n, g.shape, 0.0).goes_raw]
+    if not names:
+        return CodecSpeed(0.0, 0.0, _RAW_BITS, _RAW_BITS)
     steps = [[np.ravel(step[name]) for name in names] for step in gradients]
     pushes = [gradwire.Compressor(codec, values.size) for values in steps[0]]
     pulls = [gradwire.Compressor(codec, values.size) for values in steps[0]]

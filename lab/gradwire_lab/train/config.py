@@ -27,8 +27,9 @@ def read_config(path: Path) -> dict[str, Any]:
         else:
             values = tomllib.loads(path.read_bytes().decode())
         _check(values)
-        if "data_dir" in values:
-            values["data_dir"] = Path(values["data_dir"])
+        for name in ("init", "data_dir"):
+            if name in values:
+                values[name] = Path(values[name])
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError, too
         raise SettingsError(OPTION, f"{path}: {error}") from None
     return values

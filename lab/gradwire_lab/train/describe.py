@@ -28,6 +28,8 @@ def exchange(chosen: TrainSettings) -> str:
         parts = [every, f"servers: {chosen.servers}"]
         if chosen.backup_workers:
             parts.append(f"{chosen.backup_workers} backup workers")
+        if chosen.staleness:
+            parts.append(f"staleness {chosen.staleness}")
         if chosen.barrier != "step":
             parts.append(f"barrier {chosen.barrier}")
     elif chosen.takes_local_steps:

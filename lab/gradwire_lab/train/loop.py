@@ -231,15 +231,18 @@ class Trainer:
                 record.diverged = meeting.first(record.diverged)
                 if record.diverged is not None:
                     break
-                reached = None
+                last = None
                 if self._rank == 0:
                     weights = average.weights if average else strategy.weights()
                     snapshot = strategy.snapshot(weights)
                     value = self._value(snapshot, self._data.test_batches(), self._cpus)
-                    record.evaluations.append(MetricValue(done, clock.seconds, value))
                     on_event(self._step_event(record, clock.seconds) | {"value": value})
-                    reached = done if settings.metric.reached(value, settings.until) else None
-                if settings.until is not None and meeting.first(reached) is not None:
+                    if math.isfinite(value):
+                        record.evaluations.append(MetricValue(done, clock.seconds, value))
+                        last = done if settings.metric.reached(value, settings.until) else None
+                    else:
+                        record.diverged = last = done
+                if meeting.first(last) is not None:
                     break
                 if done < settings.steps:
                     clock.start()
@@ -257,7 +260,8 @@ class Trainer:
             record.parameters_digest = parameters_digest(model)
         is_whole = not record.failed and record.diverged is None
         if strategy.takes_over_servers_model and is_whole and self._rank == 0 and average is None:
-            record.served = self._value(model, self._data.test_batches(), self._cpus)
+            value = self._value(model, self._data.test_batches(), self._cpus)
+            record.served = value if math.isfinite(value) else None
 
     def _batches(self, settings: TrainSettings) -> Batches | Windows:
         return self._data.batches(settings.batch, settings.workers, self._rank, settings.seed)

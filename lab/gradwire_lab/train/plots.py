@@ -149,7 +149,8 @@ def draw_loss(report: Report) -> Figure:
         axes.plot(steps, result.loss, alpha=0.15, color=look["color"])
         smooth = moving_average(result.loss, window)
         axes.plot(steps[window - 1 :], smooth, label=label, **look)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     return figure
 
 
@@ -169,7 +170,8 @@ def draw_bits(report: Report) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_ylabel(f"bits a value, {direction}")
         axes.set_title(title, loc="left", fontsize=11)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     axes.set_xlabel("step")
     figure.suptitle(_title(report), fontsize=11)
     return figure

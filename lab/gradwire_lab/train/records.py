@@ -42,9 +42,10 @@ class RankRecord(FromJson):
     stats(). link: bytes that the rank's own interface counted while the clock ran; None without an
     interface of its own. parameters_digest: SHA-256 of all parameters after the last step. device:
     the text of devices.describe; empty on a server. diverged: the first step with a loss that is
-    not finite, on any rank; the run ended soon after it. failed: why the run could not go on;
-    empty: it could. served: the metric of the servers' own model at the end, which rank 0 measured
-    with the buffers of its own; None where no server has one, or rank 0 averages weights.
+    not finite, on any rank, or after which the metric is not; the run ended soon after it. failed:
+    why the run could not go on; empty: it could. served: the metric of the servers' own model at
+    the end, which rank 0 measured with the buffers of its own; None where no server has one, or
+    rank 0 averages weights, or it is not finite.
     """
 
     codec: str

@@ -68,8 +68,10 @@ def _notes(report: Report) -> Iterator[str]:
             )
     yield from (f"{r.codec}, seed {r.seed}: FAILED: {r.failed}." for r in results if r.failed)
     if settings.seeds > 1:
-        is_whole = len(finished(results)) == settings.seeds * len(codecs)
-        of = "" if is_whole else ", without those that diverged or failed"
+        counts = Counter(result.codec for result in results)
+        fewer = ", ".join(f"{c}: {count}" for c, count in counts.items() if count < settings.seeds)
+        of = f" ({fewer})" if fewer else ""
+        of += ", without those that diverged or failed" * (len(finished(results)) < len(results))
         yield (
             f"Means of {settings.seeds} seeds{of}; ±: half the distance from the lowest to the "
             "highest."

@@ -76,7 +76,7 @@ _HELP = {
     "data_dir": "Folder of the data; needed for cifar10.",
     "augment": "Images of the training: cropped at random and mirrored, or as they are.",
     "steps": "Steps with each codec.",
-    "batch": "Images of a worker in a step (32), or sequences of text (8).",
+    "batch": "Images of a worker in a step (32), or sequences of text (8; gpt10m: 2).",
     "optimizer": "sgd, adam, adamw, or muon for the matrices inside gpt's blocks and adamw for the "
     "rest; default by model.",
     "compress": "What the workers exchange: gradients, or the updates of their own optimizers. "
@@ -88,7 +88,7 @@ _HELP = {
     "momentum": "Of sgd; 0: none.",
     "weight_decay": "Default 1e-4 for sgd, 0.1 for adamw and muon (not of vectors), 0 for adam.",
     "warmup": "First steps, in which the learning rate grows. Default: a twentieth of all; for "
-    "ResNets and gpt at least 50, or a quarter of all if that is less.",
+    "ResNets and gpt at least 50 (gpt10m: 100), or a quarter of all if that is less.",
     "schedule": "cosine, poly, constant",
     "clip": "Largest norm of the average gradient, which is estimated where updates are exchanged "
     "between processes. 0: no clipping. Default 1 for text.",

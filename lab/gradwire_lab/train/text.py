@@ -97,18 +97,20 @@ def load(name: str, folder: Path | None) -> Text:
     """`text`: the sources below `folder`, by default those of the Python that runs; or `gcide`, the
     dictionary, whose file lies in `folder`. Raises TrainError."""
     if name == TEXT:
-        return _load_sources(folder or Path(sysconfig.get_paths()["stdlib"]))
+        return _load_sources(folder)
     return _load_dictionary(folder / DICTIONARY.name if folder else DICTIONARY)
 
 
-def _load_sources(folder: Path) -> Text:
+def _load_sources(given: Path | None) -> Text:
+    folder = given or Path(sysconfig.get_paths()["stdlib"])
     found = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
     files = [folder / path for path in found if not _LEFT_OUT & set(path.parts)]
     try:
         parts = [path.read_bytes() for path in files]
     except OSError as error:
         raise TrainError(f"cannot read the text: {error}") from error
-    text = _split("Python's standard library", parts, CONTEXT)
+    source = "Python sources" if given else "Python's standard library"
+    text = _split(source, parts, CONTEXT)
     if min(text.train.size, text.test.size) <= CONTEXT:
         raise TrainError(f"{folder} holds too few Python sources: {len(files)} files")
     return text
