@@ -175,7 +175,13 @@ template class HostArray<const float>;
 template class HostArray<float>;
 template class HostArray<uint8_t>;
 
-ValueInput::ValueInput(nb::handle object, std::optional<Dtype> bits) {
+ValueInput::ValueInput(nb::handle given, std::optional<Dtype> bits) {
+  nb::object object = nb::borrow(given);
+  // NumPy gives no access to values of ml_dtypes, but to their bits.
+  if (!bits && nb::hasattr(given, "__array_interface__") && own_dtype_name(given) == "bfloat16") {
+    object = given.attr("view")("uint16");
+    bits = Dtype::kBfloat16;
+  }
   if (bits) {
     array_ = take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<uint16_t>()},
                                              "a uint16 array, as dtype= says");

@@ -193,6 +193,18 @@ def test_decode_into_stores_or_adds(codec: str) -> None:
     assert same_bits(out, gradient(5000, 1) + decoded)
 
 
+def test_arrays_of_ml_dtypes_are_bfloat16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = gradient(1003).astype(ml_dtypes.bfloat16)
+    x.flags.writeable = False
+    for codec in CODECS:
+        frame = gradwire.encode(x, codec)
+        assert frame == gradwire.encode(x.view(np.uint16), codec, dtype="bfloat16")
+        assert frame == gradwire.Compressor(codec, x.size).encode(x)
+    with pytest.raises(gradwire.GradwireError, match="not C-contiguous"):
+        gradwire.encode(x[::2], "raw")
+
+
 def test_adding_leaves_what_was_not_sent_untouched() -> None:
     out = floats([-0.0, -0.0, np.nan])
     gradwire.decode_into(gradwire.encode(floats([2, 0, 0]), "3lc"), out, accumulate=True)
