@@ -69,12 +69,13 @@ EVALUATION = Evaluation(
         _experiment(
             "ResNet-20 at full width",
             "269,000 values, ten workers x 32. The workers push gradients and pull the change of "
-            "the model. A run takes some 0.9 h of a core, by trials of 13 steps.",
+            "the model. A run takes some 0.9 h of a core, by trials of 13 steps, and 2.7 h beside "
+            "other work, by the first 1,848 steps of one.",
             _IMAGE_ARMS,
         ),
         _experiment(
             "ResNet-20 with all of 3LC's steps",
-            f"{_LONG_STEPS:,} steps. A run takes some 3.5 h of a core.",
+            f"{_LONG_STEPS:,} steps. A run takes some 3.5 h of a quiet core.",
             _LONG_ARMS,
         ),
         _experiment(
