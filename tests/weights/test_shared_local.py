@@ -102,8 +102,9 @@ def test_a_child_that_is_forked_meanwhile_holds_no_lock(tmp_path: Path) -> None:
         end_of(child)
 
 
-def follow(store: Path, local: Path, last: int, failures: Any) -> None:
+def follow(store: Path, local: Path, last: int, failures: Any, together: Any) -> None:
     subscriber, model = Subscriber(store, local=local), dict[str, Any]()
+    together.wait()  # nobody has brought the files to a version, which the model would lack
     try:
         while (subscriber.version or 0) < last:
             if subscriber.fetch():
@@ -120,11 +121,13 @@ def test_subscribers_race_for_files(tmp_path: Path, kind: str) -> None:
     publisher = Publisher(store)
     publisher.publish(state_of(1, 90_000))
     context = multiprocessing.get_context("spawn")
-    failures = context.Queue()
+    failures, together = context.Queue(), context.Barrier(4, timeout=120)
     make: Any = threading.Thread if kind == "threads" else context.Process
-    runners = [make(target=follow, args=(store, local, last, failures)) for _ in range(3)]
+    arguments = store, local, last, failures, together
+    runners = [make(target=follow, args=arguments) for _ in range(3)]
     for runner in runners:
         runner.start()
+    together.wait()
     for version in range(2, last + 1):
         publisher.publish(state_of(version, 90_000))
     for runner in runners:
