@@ -219,8 +219,8 @@ GW_API uint64_t gw_compressor_max_encoded_size(const gw_compressor* compressor);
 
 /* As gw_encode, but encodes x plus the residual and keeps the part that was not sent as the new
    residual. GW_LENGTH_MISMATCH: n differs from that of gw_compressor_create. After any status but
-   GW_OK the residual is as it was; with a codec that has a scale for each group of values, up to the
-   rounding of x + residual. */
+   GW_OK the residual is as it was; with a codec that has a scale for each group of values, up to
+   the rounding of x + residual. */
 GW_API gw_status gw_compressor_encode(gw_compressor* compressor, const void* x, uint64_t n,
                                       gw_dtype dtype, uint64_t step, void* frame, uint64_t capacity,
                                       uint64_t* size, gw_execution* execution);

@@ -6,6 +6,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def overdue(source: str, version: str) -> Iterator[str]:
 
 
 def test_the_warning_names_successor_end_and_the_line_of_the_user() -> None:
-    module = {"__name__": "gradwire.old", "warn_deprecated": warn_deprecated}
+    module: dict[str, Any] = {"__name__": "gradwire.old", "warn_deprecated": warn_deprecated}
     exec('def old(): warn_deprecated("old()", "new()", since="0.9")', module)
     said = r"old\(\) is deprecated since 0\.9 and ends with 0\.11; write new\(\)"
     with pytest.warns(DeprecationWarning, match=said) as caught:
