@@ -381,7 +381,7 @@ class PyCompressor {
     return run_encoder([&] {
       const std::lock_guard lock(mutex_);
       const uint64_t this_step = step.value_or(next_step_);
-      const auto encoded = compressor_.encode(x, this_step, room, execution_);
+      auto encoded = compressor_.encode(x, this_step, room, execution_);
       if (encoded.ok()) next_step_ = this_step + 1;
       return encoded;
     });
