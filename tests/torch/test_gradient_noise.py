@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from gradwire.torch.optimizers.gradient_noise import (
     GradientNoise,
@@ -104,6 +104,8 @@ def adamw_of_pytorch_2_6(parameters: list[nn.Parameter]) -> Optimizer:
         (adamw_of_pytorch_2_6, 0.95),
         (lambda p: AdamW(p, lr=0.1, weight_decay=0.5), 0.95),
         (lambda p: Adam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True), 0.95),
+        (lambda p: Adafactor(p, lr=0.1, weight_decay=0.5), 0.95),
+        (lambda p: getattr(torch.optim, "Muon", AdamW)(p, lr=0.1, weight_decay=0.5), 0.95),
         (lambda p: Adam(p, lr=0.1, weight_decay=0.5), 1.0),
         (lambda p: SGD(p, lr=0.1, weight_decay=0.5), 1.0),
     ],
@@ -111,9 +113,9 @@ def adamw_of_pytorch_2_6(parameters: list[nn.Parameter]) -> Optimizer:
 def test_decoupled_decay_is_counted_where_there_is_a_gradient(
     make: Callable[[list[nn.Parameter]], Optimizer], share: float
 ) -> None:
-    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    parameters = [nn.Parameter(torch.ones(2, 1)) for _ in range(3)]
     for parameter in parameters[::2]:
-        parameter.grad = torch.zeros(2)
+        parameter.grad = torch.zeros(2, 1)
     kept = [1.0, 1.0, 0.5]
     count_decay(make(parameters), kept)
     assert kept == [share, 1.0, 0.5 * share]

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from gradwire.torch.optimizer_list import parts_of
 from gradwire.torch.parameters import ordinary_tensors
@@ -33,6 +33,13 @@ from gradwire.torch.parameters import ordinary_tensors
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
 _MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges
 _OFFSETS, _STRIDE = 1021, 389  # a step's signs begin at one of these places, the next far from it
+
+# Optimizers that always decay decoupled; PyTorch 2.6 has no Muon.
+_DECOUPLED = tuple(
+    getattr(torch.optim, name)
+    for name in ("AdamW", "Adafactor", "Muon")
+    if hasattr(torch.optim, name)
+)
 
 Gradients = Sequence[torch.Tensor | None]  # dense, in the order of the tensors; None: zeros
 
@@ -153,8 +160,7 @@ def count_decay(optimizer: Optimizer, kept: list[float]) -> None:
     parameters = 0
     groups = ((part, group) for part in parts_of(optimizer) for group in part.param_groups)
     for part, group in groups:
-        # Up to PyTorch 2.6 the groups of AdamW have no such entry.
-        if isinstance(part, AdamW) or group.get("decoupled_weight_decay"):
+        if isinstance(part, _DECOUPLED) or group.get("decoupled_weight_decay"):
             share = 1.0 - float(group["lr"]) * group["weight_decay"]
             for index, parameter in enumerate(group["params"], start=parameters):
                 if parameter.grad is not None:
