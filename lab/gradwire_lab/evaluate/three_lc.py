@@ -270,8 +270,8 @@ EVALUATION = Evaluation(
     "Batch normalisation goes raw, as in the paper; here biases and tensors of fewer than 256 "
     "values do, too. One process simulates the workers and their server, which compresses the "
     "change of its model. Accuracy is that of the server's model, as in the paper. Runs of commits "
-    "from 4472b71 on, in table 1 the row of stochastic 3-value quantization alone, have worker 0's "
-    "model, which differs by what pulls still owe.",
+    "from 4472b71 on have worker 0's model, which differs by what pulls still owe: in table 1 the "
+    "last seeds of the rows that name the server's model, too.",
     (
         Experiment(
             "Table 1: accuracy",
