@@ -258,14 +258,14 @@ class LocalSteps(WrappingOptimizer):
         one that was stepped since its last exchange."""
         edited = set(self._replica.shared.edited())
         for fragment in self._averaging.fragments if edited else ():
+            if only_unsent and fragment.steps == 0:
+                continue
             names = [self._replica.names[place] for place in fragment.places]
             places = zip(names, fragment.parameters, fragment.anchors, strict=True)
             for name, values, anchor in places:
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
                 agreed = anchor.to(values.device, values.dtype)
-                if name not in edited or (only_unsent and fragment.steps == 0):
-                    continue
-                if fragment.steps > 0 or not torch.equal(values, agreed):
+                if name in edited and (fragment.steps > 0 or not torch.equal(values, agreed)):
                     raise RuntimeError(
                         f"{name} was changed between two steps, such as by a cast and back, a "
                         "clamp or a step that broke off, and late momentum averages what steps "
