@@ -73,6 +73,34 @@ def test_the_results_quote_the_page() -> None:
         assert float(bits) == pytest.approx((float(pushed) + float(pulled)) / 2, abs=0.0051), model
 
 
+def test_the_readme_quotes_the_pages() -> None:
+    readme = " ".join((DOCS.parent / "README.md").read_text().split())
+    ((to_ddp, ddp, to_raw),) = re.findall(
+        r"ends (\S+ ± \S+) above the loss of DDP, (\S+), and (\S+ ± \S+) above the same way", readme
+    )
+    table = _table("frontier", "Transformer with AdamW")
+    small = table["`3lc:s=1.00,coder=rice`"]
+    for quoted, cell in [
+        (to_ddp, small["difference"]),
+        (ddp, table["DDP"]["held-out loss"].split(" ± ")[0]),
+        (to_raw, small["to uncompressed changes"]),
+    ]:
+        assert [f"{float(part):.3f}" for part in cell.split(" ± ")] == quoted.split(" ± ")
+    ((larger, share),) = re.findall(r"ends \[(\S+) above\]\S+ DDP with a (\d+)th of", readme)
+    table = _table("larger", "Transformer of 10 million values")
+    assert larger == f"{float(table['`small`']['difference'].split(' ± ')[0]):.3f}"
+    sent, alone = (float(table[way]["MB"].replace(",", "")) for way in ("`small`", "DDP"))
+    assert share == f"{alone / sent:.0f}"
+
+
+def _table(name: str, title: str) -> dict[str, dict[str, str]]:
+    """The first table below a heading of a page: the cells by row and column."""
+    _, _, section = (PAGES / f"{name}.md").read_text().partition(f"## {title}\n")
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
 def test_megabytes_are_those_that_real_ranks_send() -> None:
     """DDP's were those of a server's worker, a third more than its ring has; SparseLoCo's counted
     both directions."""
