@@ -73,7 +73,7 @@ def test_the_results_quote_the_page() -> None:
         assert float(bits) == pytest.approx((float(pushed) + float(pulled)) / 2, abs=0.0051), model
 
 
-def test_the_readme_quotes_the_pages() -> None:
+def test_the_readme_and_the_guide_quote_the_pages() -> None:
     readme = " ".join((DOCS.parent / "README.md").read_text().split())
     ((to_ddp, ddp, to_raw),) = re.findall(
         r"ends (\S+ ± \S+) above the loss of DDP, (\S+), and (\S+ ± \S+) above the same way", readme
@@ -86,6 +86,13 @@ def test_the_readme_quotes_the_pages() -> None:
         (to_raw, small["to uncompressed changes"]),
     ]:
         assert [f"{float(part):.3f}" for part in cell.split(" ± ")] == quoted.split(" ± ")
+    adam = " ".join((DOCS / "guides" / "adam.md").read_text().split())
+    quoted = re.findall(
+        r"DDP ends at a loss of (\S+), `\S+` at (\S+) with .* bits a value, and at (\S+) with",
+        adam,
+    )
+    rows = ("DDP", "`3lc:s=1.00,coder=rice`", "`every=2`, `3lc:s=1.00,coder=rice`")
+    assert quoted == [tuple(table[row]["held-out loss"].split(" ± ")[0] for row in rows)]
     ((larger, share),) = re.findall(r"ends \[(\S+) above\]\S+ DDP with a (\d+)th of", readme)
     table = _table("larger", "Transformer of 10 million values")
     assert larger == f"{float(table['`small`']['difference'].split(' ± ')[0]):.3f}"
