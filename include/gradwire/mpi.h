@@ -18,7 +18,8 @@
 // (kPeerLost).
 //
 // After kPeerMismatch, kPeerLost or any other failure but kNonFinite the operation cannot be used
-// any more. Memory from which MPI may still send is then kept until the communicator is freed.
+// any more: every later call returns that failure. Memory from which MPI may still send is kept
+// until the process ends.
 
 #include <mpi.h>
 

@@ -90,7 +90,7 @@ TEST(AllReduce, EveryCodecGivesTheBitsOfTheExchangeOnEveryRank) {
       const FreshWorld fresh;  // so this is step 0
       const Status status =
           all_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32, Reduction::kSum,
-                     fresh.comm(), {.codec = name, .exchange = kind});
+                     fresh.comm(), {.codec = name, .exchange = kind, .seed = fresh.seed()});
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_TRUE(same_bits(values, expected)) << codec;
       EXPECT_TRUE(same_on_all_ranks(values)) << codec;
@@ -98,7 +98,9 @@ TEST(AllReduce, EveryCodecGivesTheBitsOfTheExchangeOnEveryRank) {
   }
 }
 
-TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
+// reduce(values): averages them over all ranks with codec qsgd:bits=2.
+template <typename Reduce>
+void expect_that_errors_average_out(const Reduce& reduce) {
   if (world_size() == 1) GTEST_SKIP() << "nothing is sent";
   constexpr uint64_t kN = 4096;
   constexpr int kCalls = 64;
@@ -108,8 +110,7 @@ TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
   for (int call = 0; call < kCalls; ++call) {
     std::vector<float> values(kN, 0.3f);
     values[0] = 1.0f;
-    const Status status = all_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32,
-                                     Reduction::kAverage, MPI_COMM_WORLD, {.codec = "qsgd:bits=2"});
+    const Status status = reduce(values);
     ASSERT_TRUE(status.ok()) << status.message();
     for (uint64_t i = 1; i < kN; ++i) {
       mean[i] += values[i] / kCalls;
@@ -119,6 +120,33 @@ TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
   for (uint64_t i = 1; i < kN; ++i) last += (mean[i] - 0.3) * (mean[i] - 0.3);
   EXPECT_GT(first, 0);
   EXPECT_LT(last, first / 16);
+}
+
+Status average_drawn(std::vector<float>& values, MPI_Comm comm) {
+  return all_reduce(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
+                    Reduction::kAverage, comm, {.codec = "qsgd:bits=2"});
+}
+
+TEST(AllReduce, ErrorsOfDrawsAverageOutOverCalls) {
+  expect_that_errors_average_out(
+      [](std::vector<float>& values) { return average_drawn(values, MPI_COMM_WORLD); });
+}
+
+TEST(AllReduce, ErrorsOfDrawsAverageOutOverCommunicators) {
+  expect_that_errors_average_out([](std::vector<float>& values) {
+    const FreshWorld fresh;
+    return average_drawn(values, fresh.comm());
+  });
+}
+
+TEST(AllReduce, ErrorsOfDrawsAverageOutOverPersistentOperations) {
+  expect_that_errors_average_out([](std::vector<float>& values) {
+    Result<Operation> operation =
+        all_reduce_init(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
+                        Reduction::kAverage, MPI_COMM_WORLD, {.codec = "qsgd:bits=2"});
+    const Status started = operation.ok() ? operation.value().start() : operation.status();
+    return started.ok() ? operation.value().wait() : started;
+  });
 }
 
 TEST(Communicators, OfOtherRanksDrawOtherNumbers) {

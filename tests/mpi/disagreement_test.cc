@@ -83,6 +83,15 @@ TEST(Disagreement, OfWhatIsPossible) {
   }
 }
 
+TEST(Disagreement, OfWhatIsPossibleIsToldAtOnceHoweverManyTensorsThereAre) {
+  Options options{.codec = is_odd_one() ? "4lc" : "int8", .timeout_seconds = 3};
+  for (int i = 0; i < 1000; ++i) options.tensors.push_back({"tensor " + std::to_string(i), {1}});
+  const Status status = reduce(options);
+  EXPECT_EQ(status.code(), is_odd_one() ? StatusCode::kUnknownCodec : StatusCode::kPeerMismatch)
+      << status.message();
+  EXPECT_TRUE(reduce({.codec = "raw"}).ok());
+}
+
 TEST(Disagreement, IsFoundByPersistentOperationsAtTheFirstStep) {
   std::vector<float> values(1000, 1.0f);
   Result<Operation> operation =
@@ -93,7 +102,9 @@ TEST(Disagreement, IsFoundByPersistentOperationsAtTheFirstStep) {
   const Status status = operation.value().wait();
   expect_difference(status, "fp16", "bf16");
   if (world_size() == 1) return;
-  // The operation cannot be started again.
+  // No later call says that the values are there, and the operation cannot be started again.
+  EXPECT_EQ(operation.value().wait().code(), StatusCode::kPeerMismatch);
+  EXPECT_EQ(operation.value().test().status().code(), StatusCode::kPeerMismatch);
   EXPECT_EQ(operation.value().start().code(), StatusCode::kPeerMismatch);
 }
 

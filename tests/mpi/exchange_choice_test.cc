@@ -18,8 +18,9 @@ Options chosen(const std::string& exchange, const std::string& codec) {
   return {.codec = codec, .exchange = exchange};
 }
 
-std::vector<float> reduced(std::vector<float> values, const Options& options, Reduction reduction) {
+std::vector<float> reduced(std::vector<float> values, Options options, Reduction reduction) {
   const FreshWorld fresh;
+  options.seed = fresh.seed();
   const Status status = all_reduce(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
                                    reduction, fresh.comm(), options);
   EXPECT_TRUE(status.ok()) << status.message();

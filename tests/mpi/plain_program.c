@@ -1,6 +1,7 @@
 /* A program without gradwire. It sums large and small buffers of floats, in place and not, and
    makes calls that must not be compressed. Exit status 0: every sum has an error of at most 1 %. */
 
+#include <dlfcn.h>
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -50,6 +51,22 @@ int main(int argc, char** argv) {
     MPI_Allreduce(MPI_IN_PLACE, in, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     failed |= wrong("7e4, first", in[5], 7e4f * (float)size);
     failed |= wrong("7e4, last", in[LARGE - 1], 7e4f * (float)size);
+  }
+  if (argc > 2 && strcmp(argv[1], "device") == 0) { /* argv[2]: the stand-in of CUDA's driver */
+    void* driver = dlopen(argv[2], RTLD_NOW | RTLD_GLOBAL);
+    void* (*allocate)(size_t, int) = (void* (*)(size_t, int))dlsym(driver, "fake_cuda_allocate");
+    float* (*values)(void*) = (float* (*)(void*))dlsym(driver, "fake_cuda_values");
+    float* from = allocate(sizeof in, 0);
+    float* to = allocate(sizeof in, 0);
+    for (int i = 0; i < LARGE; ++i) values(from)[i] = 1.5f;
+    MPI_Allreduce(from, to, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    failed |= wrong("on a device", values(to)[LARGE - 1], 1.5f * (float)size);
+    failed |= wrong("the input on a device", values(from)[0], 1.5f);
+    MPI_Allreduce(MPI_IN_PLACE, to, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    failed |= wrong("in place on a device", values(to)[0], 1.5f * (float)(size * size));
+    values(from)[5] = 7e4f; /* fp16 makes it infinite */
+    MPI_Allreduce(from, to, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    failed |= wrong("7e4 on a device", values(to)[5], 7e4f * (float)size);
   }
   MPI_Finalize();
   return failed;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the preload library with an unchanged program. Usage: preload_test.sh MPIRUN_SCRIPT LIBRARY
-# PROGRAM
+# PROGRAM FAKE_CUDA
 set -euo pipefail
-mpirun=$1 library=$2 program=$3
+mpirun=$1 library=$2 program=$3 fake_cuda=$4
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 config=$folder/config
@@ -54,6 +54,9 @@ run GRADWIRE_MPI_CONFIG="$config" -- beyond-fp16
 ((status == 0))
 expect "a sum is not finite; this call is done again without compression"
 expect "1 done again as they were not finite"
+run GRADWIRE_MPI_CONFIG="$config" -- device "$fake_cuda"
+((status == 0)) || { printf '%s\n' "$output" >&2 && exit 1; }
+expect "gradwire: rank 0: 5 calls of MPI_Allreduce compressed, 3 passed on, 1 done again"
 
 printf 'codec = terngrad\nmin-bytes = 1000\nexchange = terngrad\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --

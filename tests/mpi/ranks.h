@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engines/mpi/communicator.h"
 #include "gradwire/mpi.h"
 
 namespace gradwire::mpi {
@@ -26,7 +27,7 @@ inline uint32_t world_size() {
   return static_cast<uint32_t>(size);
 }
 
-// A communicator of all ranks whose first operation draws as that of any other new one.
+// A communicator of all ranks whose first operation draws as that of any other with its seed().
 class FreshWorld {
  public:
   FreshWorld() { MPI_Comm_dup(MPI_COMM_WORLD, &comm_); }
@@ -34,6 +35,8 @@ class FreshWorld {
   FreshWorld& operator=(const FreshWorld&) = delete;
   ~FreshWorld() { MPI_Comm_free(&comm_); }
   [[nodiscard]] MPI_Comm comm() const { return comm_; }
+  // With it, a blocking operation draws as an exchange of seed 0.
+  [[nodiscard]] uint64_t seed() const { return 0 - Communicator::attach(comm_).value()->number(); }
 
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;

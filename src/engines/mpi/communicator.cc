@@ -1,5 +1,6 @@
 #include "engines/mpi/communicator.h"
 
+#include <atomic>
 #include <string>
 
 namespace gradwire::mpi {
@@ -16,6 +17,15 @@ int make_key() {
   int key = MPI_KEYVAL_INVALID;
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_attached, &key, nullptr);
   return key;
+}
+
+// The number of a communicator whose rank 0 is this rank: its rank in MPI_COMM_WORLD, and how many
+// such communicators it had before.
+uint64_t next_number() {
+  static std::atomic<uint64_t> count{0};
+  int in_world = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &in_world);
+  return static_cast<uint64_t>(in_world) + (count++ << 24);
 }
 
 }  // namespace
@@ -64,10 +74,8 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   MPI_Comm_size(made->handle_, &size);
   made->rank_ = static_cast<uint32_t>(rank);
   made->size_ = static_cast<uint32_t>(size);
-  int in_world = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &in_world);
-  made->first_in_world_ = static_cast<uint64_t>(in_world);
-  GW_MPI(MPI_Bcast, &made->first_in_world_, 1, MPI_UINT64_T, 0, made->handle_);
+  if (rank == 0) made->number_ = next_number();
+  GW_MPI(MPI_Bcast, &made->number_, 1, MPI_UINT64_T, 0, made->handle_);
   GW_RETURN_IF_ERROR(made->find_machines());
   int* highest_tag = nullptr;
   int known = 0;

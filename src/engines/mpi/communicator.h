@@ -37,16 +37,16 @@ class Communicator {
   // start: finding it is collective, and ranks whose options differ must not wait for each other.
   [[nodiscard]] const std::vector<uint32_t>& machines() const noexcept { return machines_; }
 
-  // The number in MPI_COMM_WORLD of rank 0: communicators of other ranks draw other numbers.
-  [[nodiscard]] uint64_t first_in_world() const noexcept { return first_in_world_; }
+  // A number that no other communicator in this job has, so that each draws other numbers.
+  [[nodiscard]] uint64_t number() const noexcept { return number_; }
 
   // Takes two tags for the next operation: the returned tag and its successor. All ranks make the
   // operations on a communicator in the same order, so all take the same tags. Tags are reused
   // after at least 16383 operations.
   int take_tags();
 
-  // The number of the next operation that keeps nothing for another one: each draws other numbers.
-  uint64_t take_step() noexcept { return next_step_++; }
+  // The number of the next operation: each draws other numbers.
+  uint64_t take_operation() noexcept { return next_operation_++; }
 
  private:
   Communicator() = default;
@@ -55,11 +55,11 @@ class Communicator {
   MPI_Comm handle_ = MPI_COMM_NULL;
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
-  uint64_t first_in_world_ = 0;
+  uint64_t number_ = 0;
   std::vector<uint32_t> machines_;
   uint32_t tag_pairs_ = 0;
   uint32_t next_pair_ = 0;
-  uint64_t next_step_ = 0;
+  uint64_t next_operation_ = 0;
 };
 
 }  // namespace gradwire::mpi

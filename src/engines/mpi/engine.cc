@@ -118,6 +118,8 @@ class Engine::Driver {
   Status start_exchange();
   Status send_outgoing();
   [[nodiscard]] std::vector<uint32_t> ranks_not_heard() const;
+  // Whether a rank that compares has not received this rank's description.
+  [[nodiscard]] bool descriptions_pending() const;
   Status find_difference() const;
 
   [[nodiscard]] uint32_t rank() const { return held_->communicator->rank(); }
@@ -221,7 +223,7 @@ Result<bool> Engine::Driver::compare() {
                                      return Status();
                                    });
   // A peer whose description differs must receive this rank's description before this rank stops.
-  if (!moved.ok() || !ranks_not_heard().empty() || wire().sends_pending()) return moved;
+  if (!moved.ok() || !ranks_not_heard().empty() || descriptions_pending()) return moved;
   GW_RETURN_IF_ERROR(find_difference());
   agreed_ = true;
   descriptions_.clear();
@@ -236,6 +238,13 @@ std::vector<uint32_t> Engine::Driver::ranks_not_heard() const {
     if (peer != rank() && !descriptions_.contains(peer)) ranks.push_back(peer);
   }
   return ranks;
+}
+
+bool Engine::Driver::descriptions_pending() const {
+  return std::ranges::any_of(descriptions_, [&](const auto& heard) {
+    const auto& [peer, text] = heard;
+    return !text.starts_with(kRefusal) && wire().sends_pending_to(peer);  // who refuses takes none
+  });
 }
 
 Status Engine::Driver::find_difference() const {

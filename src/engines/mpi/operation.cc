@@ -85,6 +85,14 @@ Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request, const
   return make(std::move(layout), rank, std::move(execution), options);
 }
 
+// The seed of an operation, whose number on its communicator is given. An operation that keeps
+// residuals counts its steps from 0, so its number is in the seed; those of others are their steps.
+uint64_t seed_of(const Options& options, const Communicator& communicator, Memory memory,
+                 uint64_t number) {
+  const uint64_t apart = memory == Memory::kForgets ? 0 : (number + 1) << 48;
+  return options.seed + communicator.number() + apart;
+}
+
 const char* name_of(Dtype dtype) {
   return dtype == Dtype::kFloat32 ? "float32" : dtype == Dtype::kBfloat16 ? "bfloat16" : "float16";
 }
@@ -97,6 +105,7 @@ struct Operation::Implementation {
   Execution execution;
   uint64_t step;
   bool started = false;
+  Status failure = {};  // of the engine, which can't be used any more
 
   // Stores the result of a finished step in the caller's buffer.
   Status finish();
@@ -108,7 +117,8 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
   const uint32_t rank = communicator->rank();
   const uint32_t world = communicator->size();
   // Before anything can fail on one rank alone.
-  const uint64_t step = memory == Memory::kForgets ? communicator->take_step() : 0;
+  const uint64_t number = communicator->take_operation();
+  const uint64_t step = memory == Memory::kForgets ? number : 0;
   const auto prepare = [&]() -> Result<Operation> {
     GW_RETURN_IF_ERROR(Buffers::check(request, world));
     GW_ASSIGN_OR_RETURN(Execution execution, Execution::create("auto", options.threads));
@@ -127,7 +137,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
         auto exchange,
         make_exchange_of(request, choice.text(), std::make_shared<const Layout>(std::move(layout)),
                          rank, std::move(execution),
-                         {.seed = options.seed + communicator->first_in_world(),
+                         {.seed = seed_of(options, *communicator, memory, number),
                           .reduction = scaled ? Reduction::kAverage : request.reduction,
                           .machine_of_rank = machines}));
     Buffers buffers(request, rank, world, scaled ? static_cast<float>(world) : 1.0f);
@@ -177,26 +187,28 @@ Status Operation::start() {
     return {StatusCode::kUnexpectedMessage, "start: the operation is under way; wait for it first"};
   }
   GW_ASSIGN_OR_RETURN(const std::span<float> bucket, own.buffers.load(own.execution));
-  GW_RETURN_IF_ERROR(own.engine.start(bucket, own.step));
+  own.failure = own.engine.start(bucket, own.step);
+  GW_RETURN_IF_ERROR(own.failure);
   ++own.step;
   own.started = true;
   return {};
 }
 
 Result<bool> Operation::test() {
-  if (!implementation_->started) return true;
-  const Result<bool> done = implementation_->engine.test();
-  if (done.ok() && !done.value()) return false;
-  implementation_->started = false;
-  GW_RETURN_IF_ERROR(done.status());
-  GW_RETURN_IF_ERROR(implementation_->finish());
+  if (implementation_->started) {
+    const Result<bool> done = implementation_->engine.test();
+    if (done.ok() && !done.value()) return false;
+  }
+  GW_RETURN_IF_ERROR(wait());
   return true;
 }
 
 Status Operation::wait() {
-  if (!std::exchange(implementation_->started, false)) return {};
-  GW_RETURN_IF_ERROR(implementation_->engine.wait());
-  return implementation_->finish();
+  Implementation& own = *implementation_;
+  const bool started = std::exchange(own.started, false);
+  if (started) own.failure = own.engine.wait();
+  GW_RETURN_IF_ERROR(own.failure);
+  return started ? own.finish() : Status();
 }
 
 const ExchangeStats& Operation::stats() const noexcept {

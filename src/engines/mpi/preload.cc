@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/parse.h"
+#include "engines/mpi/device.h"
 #include "gradwire/mpi.h"
 
 namespace gradwire::mpi {
@@ -221,9 +222,20 @@ int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int c
   const auto n = static_cast<uint64_t>(count);
   // The input must outlive the compressed call, which is repeated if the input isn't finite.
   std::vector<float> copy;
-  if (sendbuf == MPI_IN_PLACE) {
+  const void* const input = sendbuf == MPI_IN_PLACE ? recvbuf : sendbuf;
+  if (is_on_device(input)) {
+    copy.resize(n);
+    const Status copied = copy_from_device(input, n * sizeof(float), copy.data());
+    if (!copied.ok()) return fail(comm, copied.message());
+  } else if (input == recvbuf) {
     copy.assign(recvbuf, recvbuf + n);
-    sendbuf = copy.data();
+  }
+  if (!copy.empty()) sendbuf = copy.data();
+  std::vector<float> staged;  // the result, if it belongs on a device
+  float* const device = is_on_device(recvbuf) ? recvbuf : nullptr;
+  if (device != nullptr) {
+    staged.resize(n);
+    recvbuf = staged.data();
   }
   Result<Operation> operation = iall_reduce(sendbuf, recvbuf, n, Dtype::kFloat32, Reduction::kSum,
                                             comm, state.config->options);
@@ -244,14 +256,19 @@ int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int c
     counters.ring_bytes += 2.0 * (size - 1) / size * static_cast<double>(n * sizeof(float));
     first_time = not_finite && counters.not_finite++ == 0;
   }
-  if (!not_finite) return MPI_SUCCESS;
   if (first_time && world_rank() == 0) {
     std::fprintf(stderr,
                  "gradwire: %s; this call is done again without compression, further ones like it "
                  "without a word\n",
                  status.ok() ? "a sum is not finite" : status.message().c_str());
   }
-  return PMPI_Allreduce(sendbuf, recvbuf, count, MPI_FLOAT, MPI_SUM, comm);
+  if (not_finite) {
+    const int repeated = PMPI_Allreduce(sendbuf, recvbuf, count, MPI_FLOAT, MPI_SUM, comm);
+    if (repeated != MPI_SUCCESS) return repeated;
+  }
+  if (device == nullptr) return MPI_SUCCESS;
+  const Status copied = copy_to_device(staged.data(), n * sizeof(float), device);
+  return copied.ok() ? MPI_SUCCESS : fail(comm, copied.message());
 }
 
 void summarise(const Counters& counters) {

@@ -73,6 +73,10 @@ bool Wire::sends_pending() const noexcept {
   return std::ranges::any_of(sending_, [](const Sending& s) { return !s.keep; });
 }
 
+bool Wire::sends_pending_to(uint32_t peer) const noexcept {
+  return std::ranges::any_of(sending_, [=](const Sending& s) { return s.peer == peer; });
+}
+
 Status Wire::note_life(uint32_t peer) {
   peers_[peer].silent_seconds = 0;
   const bool waits_no_more = sent_awaiting_ != kNobody && (any_ || sent_awaiting_ == peer);

@@ -53,6 +53,8 @@ class Wire {
 
   // Whether messages without a `keep` are on their way.
   [[nodiscard]] bool sends_pending() const noexcept;
+  // Whether any message to this peer is.
+  [[nodiscard]] bool sends_pending_to(uint32_t peer) const noexcept;
   [[nodiscard]] bool any_sends_pending() const noexcept { return !sends_.empty(); }
 
   // What a rank tells other ranks about itself, in addition to the messages.
