@@ -261,16 +261,19 @@ class PyCompressor {
   [[nodiscard]] uint64_t max_encoded_size() const { return compressor_.max_encoded_size(); }
 
   [[nodiscard]] std::optional<NumpyArray<float>> residual() const {
-    if (compressor_.residual().type() == ResidualType::kNone) return std::nullopt;
-    return to_numpy(compressor_.residual().values());
+    if (!keeps_residual()) return std::nullopt;
+    return to_numpy(take_memory().residual);
   }
 
   [[nodiscard]] Dict state_dict() const {
+    const Memory memory = take_memory();
     nb::dict state;
     state["codec"] = codec();
     state["numel"] = numel();
-    state["residual"] = residual_bytes();
-    state["next_step"] = next_step_;
+    // As bytes, which every way to save a dictionary takes (torch.load(weights_only=True) refuses
+    // NumPy's arrays).
+    state["residual"] = keeps_residual() ? std::optional(bytes_of(memory.residual)) : std::nullopt;
+    state["next_step"] = memory.next_step;
     return state;
   }
 
@@ -309,7 +312,7 @@ class PyCompressor {
                                               codec() + "' with " + std::to_string(numel()));
     }
     const auto residual = entry_of<nb::object>(state, "residual", "bytes, an array or None");
-    const bool keeps = compressor_.residual().type() != ResidualType::kNone;
+    const bool keeps = keeps_residual();
     if (keeps == residual.is_none()) {
       raise(StatusCode::kInvalidArgument,
             keeps ? "the state's residual is None, but '" + codec() + "' keeps a residual of " +
@@ -319,13 +322,33 @@ class PyCompressor {
     // It may be missing: states had none at first.
     const uint64_t next_step =
         state.contains("next_step") ? entry_of<uint64_t>(state, "next_step", "a number") : 0;
-    if (keeps) load_residual(residual);
+    const std::vector<float> values = keeps ? read_residual(residual) : std::vector<float>();
+    const std::lock_guard lock(mutex_);
+    compressor_.residual().assign(values);
     next_step_ = next_step;
   }
 
  private:
-  void load_residual(const nb::object& residual) {
-    const std::vector<float> values = values_of(residual);
+  // What the next call starts from.
+  struct Memory {
+    std::vector<float> residual;
+    uint64_t next_step;
+  };
+
+  [[nodiscard]] bool keeps_residual() const {
+    return compressor_.residual().type() != ResidualType::kNone;
+  }
+
+  // Of one moment: another thread may encode meanwhile.
+  [[nodiscard]] Memory take_memory() const {
+    return without_gil([&] {
+      const std::lock_guard lock(mutex_);
+      return Memory{compressor_.residual().values(), next_step_};
+    });
+  }
+
+  [[nodiscard]] std::vector<float> read_residual(const nb::object& residual) const {
+    std::vector<float> values = values_of(residual);
     if (values.size() != compressor_.residual().size()) {
       raise(StatusCode::kLengthMismatch, "the state's residual has " +
                                              std::to_string(values.size()) + " values, expected " +
@@ -334,14 +357,10 @@ class PyCompressor {
     if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) {
       raise(StatusCode::kNonFinite, "the state's residual holds NaN or Inf");
     }
-    compressor_.residual().assign(values);
+    return values;
   }
 
-  // As bytes, which every way to save a dictionary takes (torch.load(weights_only=True) refuses
-  // NumPy's arrays).
-  [[nodiscard]] std::optional<nb::bytes> residual_bytes() const {
-    if (compressor_.residual().type() == ResidualType::kNone) return std::nullopt;
-    const std::vector<float> values = compressor_.residual().values();
+  static nb::bytes bytes_of(const std::vector<float>& values) {
     return nb::bytes(values.data(), values.size() * sizeof(float));
   }
 
@@ -393,7 +412,7 @@ class PyCompressor {
   uint64_t seed_;
   uint64_t stream_;
   std::string target_;
-  std::mutex mutex_;  // two threads could call it while the GIL is released
+  mutable std::mutex mutex_;  // two threads could call it while the GIL is released
 };
 
 }  // namespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle  # pickle: its own states, which users pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,25 @@ def test_a_state_is_a_copy() -> None:
     assert pickle.dumps(state) == kept
     compressor.load_state_dict(state)
     assert same_bits(compressor.residual, before)
+
+
+def test_a_state_is_of_one_step_while_another_thread_encodes() -> None:
+    compressor = gradwire.Compressor("3lc", 1 << 20)
+    x = np.full(compressor.numel, 0.3, np.float32)  # equal values have equal residuals
+    x[0] = 1
+
+    def encode() -> None:
+        for _ in range(200):
+            compressor.encode(x)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    mixed = 0
+    while thread.is_alive():
+        residual = np.frombuffer(compressor.state_dict()["residual"], np.float32)[1:]
+        mixed += int(residual.min() != residual.max())
+    thread.join()
+    assert mixed == 0
 
 
 def test_a_state_of_another_compressor_is_refused() -> None:
