@@ -228,7 +228,7 @@ def test_four_methods_make_a_store() -> None:
     for _ in range(5):  # each from a publisher of its own, as after restarts
         publish(shelf, anchor_every=2)
     subscriber = Subscriber(shelf)
-    with pytest.raises(MissingVersionError, match="there is no version 9"):
+    with pytest.raises(MissingVersionError, match="of this program: there is no version 9"):
         subscriber.fetch(9)
     subscriber.fetch()
     target = {"x": torch.zeros(3)}
@@ -236,3 +236,24 @@ def test_four_methods_make_a_store() -> None:
     assert_same(target, STATE)
     fold(shelf, 3, 5)
     prune(shelf, 1)
+
+
+def test_a_store_without_lists_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over plain HTTP: a receiver that was more than a version behind got an error."""
+    shelf, target = Shelf(), {"x": torch.zeros(3)}
+    publish(shelf)
+    subscriber = Subscriber(shelf)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    publisher = Publisher(shelf)
+    for number in (2, 3, 4):
+        publisher.publish({"x": torch.full((3,), float(number))})
+
+    def refuse(self: Shelf) -> list[str]:
+        raise RuntimeError("403, message='Forbidden'")
+
+    monkeypatch.setattr(Shelf, "names", refuse)
+    assert subscriber.fetch() is not None
+    assert subscriber.apply_(target).version == 4
+    assert target["x"].tolist() == [4.0] * 3
+    assert Subscriber(shelf).fetch() is not None

@@ -378,3 +378,31 @@ def test_tensors_that_the_delta_does_not_know_are_not_lost(tmp_path: Path) -> No
     mine.unlink()
     assert run("patch", old, tmp_path / "d").code == 0
     assert list(load(old)) == ["weight"]
+
+
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a variable of a shell that is not set."""
+    monkeypatch.chdir(tmp_path)
+    old, new = save(tmp_path / "old", 1, False), save(tmp_path / "new", 2, False)
+    before = set(tmp_path.iterdir())
+    for given, name in (
+        (("delta", old, new, "-o", ""), "--output"),
+        (("delta", "", new, "-o", "d"), "OLD"),
+        (("compress", "-c", "int8", new, ""), "FILE"),
+    ):
+        found = run(*given)
+        assert found.code == 2
+        said = " ".join(found.err.replace("│", " ").split())
+        assert "the path is empty; '.' is the current folder" in said
+        assert name in said
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_result_without_a_name_is_refused(tmp_path: Path) -> None:
+    """It was called ".delta"."""
+    found = run("delta", save(tmp_path / "old", 1, True), "/", "-o", tmp_path)
+    assert (found.code, found.out) == (1, "")
+    assert "/ gives the result no name: name it with --output" in found.err
+    assert not (tmp_path / ".delta").exists()

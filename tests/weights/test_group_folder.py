@@ -17,7 +17,7 @@ import torch.distributed as dist
 import array_device
 from cluster import Cluster, Died, Failed
 from gradwire.torch import GroupFolder, group_folder, loopback
-from gradwire.torch.errors import PeerLostError, PeerSilentError
+from gradwire.torch.errors import CommunicationError, PeerLostError, PeerSilentError
 from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, prune
 from gradwire.weights.folder import LocalFolder, MemoryFolder
 from runs import said_by
@@ -352,6 +352,19 @@ def test_a_source_outside_the_group_is_refused() -> None:
             GroupFolder(source=2)
 
     loopback.run(2, make)
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (None, "call torch.distributed.init_process_group first"),
+        (dist.GroupMember.NON_GROUP_MEMBER, "this rank is not in the process group"),
+    ],
+)
+def test_a_rank_without_a_group_is_told_so(group: Any, said: str) -> None:
+    """It was said that the group has ranks 0 to -2."""
+    with pytest.raises(CommunicationError, match=said):
+        GroupFolder(group)
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])

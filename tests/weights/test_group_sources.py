@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from cluster import PRELOADED, Cluster, Died
 from gradwire.torch import GroupFolder, group_folder, host_store
 from gradwire.torch.errors import CommunicationError, PeerLostError, RankLostWarning
+from gradwire.torch.weight_keeper import Keeper, Link
 from gradwire.weights import Publisher, Subscriber, WeightsError, prune
 from gradwire.weights.folder import MemoryFolder
 from states import assert_same, state_of
@@ -295,3 +297,51 @@ def test_publishers_come_again(ranks: Cluster, tmp_path: Path, port: int) -> Non
         assert list(ranks.collect(range(2), 60.0).values()) == [[], []]
     with pytest.raises(CommunicationError):
         GroupFolder.join(TCPStore("127.0.0.1", port, is_master=False), timeout=1.0)
+
+
+class SlowWire:
+    """A connection whose reader ends late.
+
+    other: `listen` waits until this is set, or for half a second.
+    """
+
+    def __init__(self, seconds: float, other: threading.Event | None = None) -> None:
+        self.seconds, self.other, self.calls = seconds, other, list[str]()
+        self.is_served, self.has_ended = threading.Event(), threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+
+    def read(self) -> None:
+        self.has_ended.wait(30.0)
+        time.sleep(self.seconds)
+
+    def listen(self, *_: Any) -> list[threading.Thread]:
+        self.reader.start()
+        self.is_served.set()
+        if self.other is not None:
+            self.other.wait(0.5)
+        return [self.reader]
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        self.has_ended.set()
+
+    def drop(self) -> None:
+        self.calls.append("drop")
+
+
+def test_the_keeper_ends_the_readers_of_receivers_that_came_at_once() -> None:
+    """It forgot one, which stayed in PyTorch's C++ when the interpreter ended."""
+    keeper, second = Keeper(MemoryFolder()), threading.Event()
+    wires = [SlowWire(0.0, second), SlowWire(0.5), SlowWire(0.0)]
+    links = [Link(cast(Any, wire), 1, None, "a receiver") for wire in wires]
+    thread = threading.Thread(target=keeper.serve, args=(links[0],))
+    thread.start()
+    assert wires[0].is_served.wait(30.0)
+    keeper.serve(links[1])
+    second.set()
+    thread.join(30.0)
+    keeper.end()
+    assert [wire.reader.is_alive() for wire in wires] == [False] * 3
+    keeper.serve(links[2])  # it connected while the keeper ended
+    assert wires[2].calls == ["abort", "drop"]
+    assert not wires[2].is_served.is_set()

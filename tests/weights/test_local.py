@@ -62,7 +62,21 @@ def test_nothing_is_written_through_links(tmp_path: Path, kind: str, way: str) -
         ended = cli_runner.run("patch", local, delta)
         assert ended.code == 1
         assert "is a link, or others link to it" in " ".join(ended.err.split())
+        ended = cli_runner.run("patch", local, delta, "-o", tmp_path / "new.safetensors")
+        assert ended.code == 0, ended.err  # it was refused, too
+        assert_same(safetensors.torch.load_file(tmp_path / "new.safetensors"), state_of(1))
     assert blob.read_bytes() == kept
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "."])
+def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path, name: str) -> None:
+    """The file was made in the other folder."""
+    blob, local, store = tmp_path / "blob", tmp_path / "local", tmp_path / "store"
+    link_to(blob, local, "symbolic")
+    Publisher(store).publish(state_of(1))
+    with pytest.raises(WeightsError, match=r"is a link, or others link to it.*cp -rL"):
+        follow(store, local / name)
+    assert not blob.exists()
 
 
 @pytest.mark.parametrize("where", ["in its file", "in a file of its own"])

@@ -20,6 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import gradwire
 from gradwire.weights import Publisher, Shard, Subscriber, WeightsError, diff, patch
+from states import assert_same
 
 
 class Cloning(nn.Module):
@@ -102,6 +103,41 @@ def test_odd_targets_are_refused(kind: str, tmp_path: Path) -> None:
     zeros = {name: np.zeros(4, np.float32) for name in first}
     with pytest.raises(WeightsError, match=said):
         patch(make(), diff(zeros, {name: values.numpy() for name, values in first.items()}))
+
+
+class Extra(nn.Module):
+    """A model of which a part is no tensor of plain values, as of quantized layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": 1.0}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("use", ["apply_", "changes"])
+@pytest.mark.parametrize("kind", ["a model", "its state_dict()"])
+def test_what_no_version_has_may_be_anything(tmp_path: Path, kind: str, use: str) -> None:
+    """It was refused, though a model may have more than the versions."""
+    model, wanted = Extra(), {"adapter.weight": torch.ones(2, 2), "adapter.bias": torch.ones(2)}
+    Publisher(tmp_path).publish(wanted)
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    target = model if kind == "a model" else model.state_dict()
+    if use == "changes":
+        assert sorted(name for name, *_ in subscriber.changes(target)) == sorted(wanted)
+    else:
+        subscriber.apply_(target)
+        assert_same(model.adapter.state_dict(), {k[8:]: values for k, values in wanted.items()})
+    Publisher(tmp_path).publish(wanted | {"frozen.bias": torch.ones(2)})
+    subscriber.fetch()
+    with pytest.raises(WeightsError, match=r"'frozen.bias' has no plain values: .*load its"):
+        subscriber.apply_(target)
+    with pytest.raises(WeightsError, match="'_extra_state' is of type dict"):
+        Publisher(tmp_path / "other").publish(model)  # nothing is left out without a word
 
 
 SHARED: dict[str, Callable[[], Any]] = {

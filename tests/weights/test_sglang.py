@@ -105,6 +105,16 @@ def test_dtype_names_and_tied_tensors(tmp_path: Path) -> None:
     assert_same(safetensors.torch.load_file(local), {"model.embed": embed.bfloat16()})
 
 
+@pytest.mark.parametrize("kept", ["embed", "head", "tail"])
+def test_the_checkpoint_may_have_any_name_of_tied_tensors(tmp_path: Path, kept: str) -> None:
+    """It was refused unless it had the first one; safetensors' save_model() keeps another."""
+    base, embed = tmp_path / "base.safetensors", torch.linspace(0, 1, 40)
+    safetensors.torch.save_file({kept: torch.zeros(40)}, base)
+    WeightFolders(tmp_path / "out", base).publish({"embed": embed, "head": embed, "tail": embed})
+    pull(base, tmp_path / "out", 1)
+    assert_same(safetensors.torch.load_file(base), {kept: embed})
+
+
 def test_what_these_folders_cannot_say_is_refused(tmp_path: Path, base: Path) -> None:
     folders = WeightFolders(tmp_path / "out", base)
     with pytest.raises(WeightsError, match=r"'new' is F32 \[2\]; the checkpoint lacks it"):

@@ -100,6 +100,22 @@ def test_an_error_of_a_rank_ends_the_waits_of_the_others(tmp_path: Path, kind: s
     assert sorted(target) == ["bias", "step", "weight"]
 
 
+def test_a_tensor_of_all_ranks_may_be_tied_on_one_of_them(tmp_path: Path) -> None:
+    """Its values were said to differ."""
+    publishers, target = make(tmp_path), State()
+    for version in (1, 2):
+        values = torch.arange(4.0) + version
+        tied: list[Any] = [{"embed": values, "head": values}, {"head": values.clone()}]
+        order = tied if version == 1 else tied[::-1]
+        assert publish_all(publishers, order) == [version, version]
+        subscriber = Subscriber(tmp_path)
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert_same(target, tied[0])
+    errors = publish_all(publishers, [tied[0], {"head": values + 1}])
+    assert "'head' is whole for several ranks, and its values differ" in str(errors[0])
+
+
 def test_a_full_disk_of_a_rank_is_named_by_the_others() -> None:
     class FullFolder(FaultyFolder):
         def write(self, name: str, pieces: Any, only_new: bool = False) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -599,3 +600,22 @@ def test_nothing_to_apply_to_is_refused(store: Place) -> None:
     subscriber.fetch()
     with pytest.raises(WeightsError, match="needs local="):
         subscriber.apply_()
+
+
+def test_a_store_in_which_no_version_comes_is_named(
+    store: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be mistyped, and the receiver waited without a word."""
+    subscriber, said = Subscriber(store, patience=5.0), list[list[str]]()
+    for now in (100.0, 104.0, 106.0, 120.0):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert subscriber.fetch() is None
+        said.append([str(one.message) for one in caught])
+    monkeypatch.undo()
+    (text,) = said.pop(2)
+    assert "has no version yet. If the publisher has made one" in text
+    assert said == [[], [], []]
+    publish(store, 1, 1)
+    assert_reaches(subscriber, {}, 1)

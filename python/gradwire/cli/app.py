@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -66,16 +67,29 @@ def make_command(name: str) -> Any:
 
 
 class _Command(TyperCommand):
-    """Refuses an option that is given twice and takes one value; typer takes the last."""
+    """Refuses an option that is given twice and takes one value, of which typer takes the last, and
+    an empty path, which Path takes for the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        *_, given = self.make_parser(ctx).parse_args([*args])  # parameters as the line has them
+        values, _, given = self.make_parser(ctx).parse_args([*args])  # as the line has them
         for one in cast(list[Any], self.params):
             takes_one = not getattr(one, "multiple", False) and not getattr(one, "is_flag", False)
             count = given.count(one)
             if takes_one and count > 1 and not ctx.resilient_parsing:  # while a shell completes
                 raise typer.BadParameter(f"it is given {count} times and takes one value", ctx, one)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for one in cast(list[Any], self.params):
+            read = zip(
+                _listed(values.get(one.name)), _listed(ctx.params.get(one.name)), strict=False
+            )
+            is_empty = any(text == "" and isinstance(found, Path) for text, found in read)
+            if is_empty and not ctx.resilient_parsing:
+                raise typer.BadParameter("the path is empty; '.' is the current folder", ctx, one)
+        return rest
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 class _Commands(TyperGroup):

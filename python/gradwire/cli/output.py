@@ -187,6 +187,8 @@ class Outputs:
         exists and is not to be overwritten, or if another input already claimed it.
         """
         named = source.resolve() if source.name in ("", "..") else source
+        if not named.name and (self._output is None or self._output.is_dir()):
+            raise UserError(f"{source} gives the result no name: name it with --output")
         name = rename(named.name)
         if self._output is None:
             target = named.parent / name

@@ -47,7 +47,7 @@ def patch(
     if output is not None:
         target = Outputs(output, 1, force).claim(old, _name_of_file, file)
     with errors_name(old), checkpoint.alone():
-        checkpoint.check(update)
+        checkpoint.check(update, writes=output is None)
         if output is None:
             try:
                 checkpoint.apply(update, track("patch"))

@@ -95,10 +95,11 @@ class WeightFolders:
         views = views_of(state, self._rename)
         require_fit(views.values(), self._dtype)
         tied = dict(tied_names(views))
+        there = {tied.get(name, name) for name in views if name in self._base}
         news = {}
         for name, view in views.items():
-            if name in tied and name not in self._base:
-                continue
+            if name not in self._base and tied.get(name, name) in there:
+                continue  # programs save one name of tied tensors
             news[name] = self._checked(cast(view, self._dtype)).read()
         absent = sorted(self._base.keys() - news.keys())
         if absent:

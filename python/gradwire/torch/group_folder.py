@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from gradwire.option_record import explains_arguments
 from gradwire.strict_json import parse_json
 from gradwire.torch.errors import CommunicationError, PeerLostError, PeerSilentError
-from gradwire.torch.network.meeting import connect
+from gradwire.torch.network.meeting import connect, require_group
 from gradwire.torch.network.transport import (
     TEXT_BYTES,
     Bytes,
@@ -69,7 +69,8 @@ class GroupFolder(Folder):
         timeout: The seconds in which all ranks come, an answer comes, and `close` waits.
 
     Raises:
-        CommunicationError: Not all ranks have come; the message names those that are missing.
+        CommunicationError: Not all ranks have come; the message names those that are missing. Or
+            this rank is not in the group.
     """
 
     @explains_arguments
@@ -83,7 +84,7 @@ class GroupFolder(Folder):
         timeout: float = 600.0,
     ) -> None:
         sources = [source] if isinstance(source, int) else list(source)
-        size = dist.get_world_size(group)
+        size = require_group(group)[0].size()
         if not sources or not all(0 <= one < size for one in sources):
             raise WeightsError(f"source={source}: the group has ranks 0 to {size - 1}")
         wire, names, _ = connect(group, timeout)

@@ -94,15 +94,22 @@ class Keeper:
         self.admission: Admission | None = None
         self._lost: list[tuple[Link, str]] = []
         self._readers: list[threading.Thread] = []
+        self._serving = threading.Lock()  # several may join at once
+        self._has_ended = False
 
     def serve(self, link: Link) -> None:
-        """Answers from now on."""
-        self.links.append(link)
+        """Answers from now on, unless `end` was called."""
         limits = {Kind.ASK: TEXT_BYTES, Kind.LEAVE: 0}
         if link.is_source:
             limits[Kind.PUT] = PIECE_BYTES
-        self._readers = [thread for thread in self._readers if thread.is_alive()]
-        self._readers += link.wire.listen(link.peer, limits, partial(self._take, link))
+        with self._serving:
+            if self._has_ended:
+                link.wire.abort()
+                link.wire.drop()
+                return
+            self.links.append(link)
+            self._readers = [thread for thread in self._readers if thread.is_alive()]
+            self._readers += link.wire.listen(link.peer, limits, partial(self._take, link))
 
     def report_lost(self) -> None:
         """Tells once of each that has ended without a word.
@@ -111,7 +118,7 @@ class Keeper:
         receives where several publish, because the other publishers would wait for one that raised
         an error. PeerLostError for all other ranks.
         """
-        lost, self._lost = self._lost, []
+        lost = [self._lost.pop(0) for _ in range(len(self._lost))]  # other threads add to it
         several = any(link.is_source for link in list(self.links))
         ranks, reason = [], ""
         for link, why in lost:
@@ -132,6 +139,8 @@ class Keeper:
     def end(self) -> None:
         if self.admission is not None:
             self.admission.end()
+        with self._serving:
+            self._has_ended = True
         wires = {id(link.wire): link.wire for link in self.links}.values()
         for wire in wires:
             wire.abort()

@@ -119,11 +119,13 @@ class Checkpoint:
             return self._head
         return header_of(order_in_file(tensors), self._metadata)
 
-    def check(self, update: Update) -> None:
+    def check(self, update: Update, writes: bool = True) -> None:
         """Raises StaleBaseError unless the update can be applied, and WeightsError if tensors would
-        be lost that no version has put here."""
+        be lost that no version has put here, or links written through. writes: whether the files
+        here will change."""
+        if writes:
+            self._refuse_links()
         self._checked = self._looks()
-        self._refuse_links()
         views = self._base("c")
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
@@ -163,8 +165,8 @@ class Checkpoint:
         self._marker.unlink(missing_ok=True)
 
     def _refuse_links(self) -> None:
-        for file in self._files():
-            if file.is_symlink() or file.stat().st_nlink > 1:
+        for file in (*self._files(), self._new_file):  # which may be a link to nothing
+            if file.is_symlink() or (file.exists() and file.stat().st_nlink > 1):
                 raise WeightsError(
                     f"{file} is a link, or others link to it, as in the cache of Hugging Face: it "
                     "would change in their folders, too. Nothing was changed; give a copy "
@@ -174,7 +176,7 @@ class Checkpoint:
     def _rewrite(self, update: Update, track: Track) -> None:
         """Where tensors appear, vanish or change shape, all go into one new file."""
         views = self._updated(update, track)
-        file = self._path if self._path.suffix == _SUFFIX else self._path / _FILE
+        file = self._new_file
         file.parent.mkdir(parents=True, exist_ok=True)
         self._own.add(file.name)
         self._write_file(views, update.head or self.head(views), file, marks=True)
@@ -241,6 +243,11 @@ class Checkpoint:
 
     def _indices(self) -> list[Path]:
         return [] if self._path.suffix == _SUFFIX else sorted(self._path.glob(_INDEX))
+
+    @property
+    def _new_file(self) -> Path:
+        """That of all tensors, where they go into one."""
+        return self._path if self._path.suffix == _SUFFIX else self._path / _FILE
 
     def _files(self) -> list[Path]:
         if self._path.suffix == _SUFFIX:

@@ -323,7 +323,7 @@ class Publisher:
             return manifest
         found = [self._team.await_part(label, rank) for rank in range(self._team.ranks)]
         updates = [update for update, _ in found]
-        check_parts(entry for update in updates for entry in update.entries.values())
+        check_parts(entry for update in updates for entry in update.untied())
         merged = Update(version, None).merge(updates)
         if self._team.ranks > 1:
             published = {entry.name for entry in merged.entries.values()}

@@ -103,8 +103,8 @@ class Store:
         """Raises MissingVersionError unless the version is there, if perhaps damaged."""
         if not self.has(version):
             raise MissingVersionError(
-                f"there is no version {version}; the newest is {self.newest()}, and prune() "
-                "removes old ones"
+                f"{self.folder.place}: there is no version {version}; the newest is "
+                f"{self.newest()}, and prune() removes old ones"
             )
 
     def reread(self, label: str) -> Manifest | None:
@@ -252,9 +252,14 @@ class Store:
                 own = manifest if label == labels[0] else own
 
     def _folded(self) -> dict[int, list[str]]:
-        """The labels of folded deltas by their version."""
+        """The labels of folded deltas by their version. None where there are no lists, as over
+        plain HTTP: the deltas one by one lead there, too."""
         found: dict[int, list[str]] = {}
-        for name in self._listed():
+        try:
+            listed = self._listed()
+        except Exception:  # of many kinds, where fsspec opens the folder
+            return found
+        for name in listed:
             if folded_from(name) is not None:
                 found.setdefault(version_of(name) or 0, []).append(name.removesuffix(".json"))
         return found

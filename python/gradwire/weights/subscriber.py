@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gradwire.errors import warn_user
 from gradwire.option_record import explains_arguments
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import fold_updates, list_changes
@@ -73,7 +75,8 @@ class Subscriber:
         version: The version that the model has at the start, without `local`: 0 is the publisher's
             `base`. None: it has none, and the first fetch takes a full version.
         threads: Threads.
-        patience: The seconds that a file of the store may be late.
+        patience: The seconds that a file of the store may be late. A `fetch` that finds no version
+            so long after the first one warns, as the store may be another place.
     """
 
     @explains_arguments
@@ -100,6 +103,8 @@ class Subscriber:
         self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
         self._written: Collection[str] = ()  # tensors in memory
         self._replaced = 0  # as the store counts it
+        self._patience = patience
+        self._first_look: float | None = None  # of the clock; inf: it has warned
         self._one_at_a_time = threading.Lock()
 
     def __getstate__(self) -> NoReturn:
@@ -147,6 +152,8 @@ class Subscriber:
         wanted = newest if version is None else version
         if version is not None:
             self._store.require(version)
+        if wanted == 0:
+            self._warn_of_nothing()
         if wanted == 0 or (wanted == self._version and not self._is_claim):
             self._pending = None
             return None
@@ -160,6 +167,18 @@ class Subscriber:
                     raise
                 return self._fetch(None)  # a newer one is there
         return self._pending
+
+    def _warn_of_nothing(self) -> None:
+        """Says once where it looks, if no version has come in time."""
+        now = time.monotonic()
+        if self._first_look is None:
+            self._first_look = now
+        elif now - self._first_look > self._patience:
+            self._first_look = math.inf
+            warn_user(
+                f"{self._store.folder.place} has no version yet. If the publisher has made one, "
+                "its store is another place",
+            )
 
     def apply_(self, target: Any = None) -> Applied:
         """Makes the fetched version the one in use: in the model in place, then in `local`.

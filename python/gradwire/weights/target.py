@@ -43,10 +43,12 @@ class Target:
         remedy: str | None = None,
     ) -> None:
         self._owner = owner
-        self._views = views_of(owner, receives=True)
+        self._open = owner if _is_open(owner) else None
+        # What a model has in its state beside tensors of plain values may be of no version.
+        self._refused: dict[str, WeightsError] | None = {} if self._open is None else None
+        self._views = views_of(owner, receives=True, refused=self._refused)
         parts = sorted(filter(attrgetter("at"), self._views.values()), key=attrgetter("numel"))
         self._parts = {view.name: view for view in parts}  # the largest one of each tensor
-        self._open = owner if _is_open(owner) else None
         self._threads, self._remedy = threads, remedy
         # New tensors are as the others are; an empty dictionary gets what the program works with.
         kinds = [is_torch(view.values) for view in self._views.values()]
@@ -68,7 +70,7 @@ class Target:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
         self.check_base(update)
         self._check_ties(update)
-        again = views_of(self._owner, receives=True)
+        again = views_of(self._owner, receives=True, refused={})
         for entry in update.entries.values():
             view = self._views.get(entry.key) or self._views.get(entry.name)
             if view is None or entry.kind == "same" or self.find(entry) is None:
@@ -90,6 +92,8 @@ class Target:
         held = Counter[str]()  # elements of tensors that are in parts
         for entry in update.entries.values():
             held[entry.name] += entry.numel if entry.at else 0
+            if self._refused and entry.name in self._refused:
+                raise self._refused[entry.name]
         for entry in update.entries.values():
             view = self.find(entry)
             if self.is_elsewhere(entry):

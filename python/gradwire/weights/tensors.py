@@ -207,17 +207,25 @@ def tensors_of(state: Any) -> Mapping[str, Any]:
 
 
 def views_of(
-    state: Any, rename: Callable[[str], str] = str, receives: bool = False
+    state: Any,
+    rename: Callable[[str], str] = str,
+    receives: bool = False,
+    refused: dict[str, WeightsError] | None = None,
 ) -> dict[str, View]:
     """The tensors of a dictionary or a model by their keys, in its order.
 
     Parts that another rank publishes are left out, unless this one `receives` them. Raises
-    WeightsError, which names the tensor.
+    WeightsError, which names what is no tensor of plain values; with `refused` it stands there.
     """
     found: dict[str, View] = {}
     for own_name, values in tensors_of(state).items():
         name = checked_name(own_name, rename)
-        view = _view(name, values, receives)
+        try:
+            view = _view(name, values, receives)
+        except WeightsError as error:
+            if refused is None:
+                raise
+            refused[name], view = error, None
         if view is None:
             continue
         if view.key in found:

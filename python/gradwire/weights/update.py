@@ -10,8 +10,8 @@ hold the header of the new one, and `gradwire.removed` a list of names that it h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -129,6 +129,12 @@ class Update:
     def numel(self) -> int:
         return sum(entry.numel for entry in self.entries.values() if entry.kind != "tied")
 
+    def untied(self) -> Iterator[Entry]:
+        """The entries, as if each tensor had memory of its own."""
+        for entry in self.entries.values():
+            digest = self.entries[entry.to or entry.key].digest
+            yield replace(entry, digest=digest, to="") if entry.to else entry
+
     def add(self, entry: Entry, blob: Blob | None = None) -> None:
         self.entries[entry.key] = entry
         if blob is not None:
@@ -168,7 +174,8 @@ class Update:
 
 def check_parts(entries: Iterable[Entry]) -> None:
     """Raises WeightsError, which names the tensor, unless the parts of each tensor are of one whole
-    and none has an element of another. Ranks may all have a whole tensor, if it is the same."""
+    and none has an element of another. Ranks may all have a whole tensor, if it is the same. The
+    entries are untied: a tensor may be tied on one rank alone."""
     parts: dict[str, list[Entry]] = {}
     names: dict[str, str] = {}
     for entry in entries:
