@@ -176,6 +176,14 @@ def test_a_training_by_whole_models(nvflare: Any) -> None:
     assert ends.back[0]._residuals == {}
 
 
+def test_integers_that_flare_averages_as_floats_may_be_integers_again(nvflare: Any) -> None:
+    """FLARE's average of PyTorch's num_batches_tracked is a float, and the client's an integer."""
+    ends = Ends(nvflare)
+    ends.send(MODEL | {"count": np.array([3.5], np.float32)})
+    found = ends.answer(MODEL, "WEIGHTS")
+    assert (found["count"].dtype, found["count"].tolist()) == (np.int64, [3])
+
+
 def _cut(nvflare: Any, ends: Ends) -> Any:
     packed = ends.pack(ends.back[0], change(), "WEIGHT_DIFF", ends.client)
     packed.data[nvflare.KEY] = packed.data[nvflare.KEY][:-1]

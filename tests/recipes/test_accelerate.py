@@ -11,7 +11,10 @@ import pytest
 pytest.importorskip("accelerate", reason="scripts/test.sh recipes installs it")
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.contrib.accelerate import compress
 from torchrun import run_program
@@ -88,3 +91,23 @@ def test_a_process_without_torchrun_is_refused() -> None:
     model, optimizer = accelerator.prepare(linear, torch.optim.SGD(linear.parameters(), lr=0.1))
     with pytest.raises(RuntimeError, match="start the program with torchrun"):
         compress(accelerator, model, optimizer, every=2)
+
+
+def test_a_checkpoint_of_a_compiled_model_has_the_agreed_weights(tmp_path: Path) -> None:
+    """On GPUs Accelerate compiles the model in DistributedDataParallel, and saves that one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        accelerator = Accelerator(cpu=True)
+        ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
+        optimizer = accelerator.prepare(torch.optim.SGD(ddp.parameters(), lr=1.0))
+        accelerator._models = [ddp]
+        model: Any = torch.compile(ddp)
+        way = compress(accelerator, model, optimizer, every=5)
+        ddp(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        accelerator.save_state(str(tmp_path / "saved"))
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert torch.equal(saved["module.weight"], way.exchange.anchors()["weight"])
+        way.detach()
+    finally:
+        dist.destroy_process_group()

@@ -10,8 +10,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: scripts/test.sh recipes installs it")
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.compat.common.parameter import ndarrays_to_parameters
+from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from gradwire.contrib.flower import CompressedGrid, CompressionMod
@@ -51,7 +54,9 @@ class Clients(Grid):
         def app(message: Any, context: Any) -> Any:
             arrays = {n: a.numpy() for n, a in message.content["arrays"].items()}
             trained = ArrayRecord({n: Array(v) for n, v in self.train(arrays).items()})
-            return Message(RecordDict({"arrays": trained}), reply_to=message)
+            metrics = MetricRecord({"num-examples": 1})
+            content = RecordDict({"arrays": trained, "metrics": metrics})
+            return Message(content, reply_to=message)
 
         return [self.mod(m, self.contexts[m.metadata.dst_node_id], app) for m in messages]
 
@@ -100,6 +105,28 @@ def test_small_and_integer_arrays_arrive_as_they_are() -> None:
     assert trained["count"].dtype == np.int64
 
 
+def test_integers_that_a_strategy_averages_as_floats_may_be_integers_again() -> None:
+    """Every client failed from the second round on: PyTorch's BatchNorm counts its batches."""
+
+    def train(model: dict[str, Any]) -> dict[str, Any]:
+        count = model["count"].astype(np.int64)  # as load_state_dict makes it
+        return model | {"w": model["w"] + 1, "count": count + 1}
+
+    grid = CompressedGrid(Clients(2, CompressionMod("raw"), train), "raw")
+    arrays = ArrayRecord({name: Array(values) for name, values in make_model().items()})
+    result = FedAvg(fraction_evaluate=0.0).start(grid, arrays, num_rounds=3).arrays
+    np.testing.assert_allclose(result["w"].numpy(), make_model()["w"] + 3, atol=1e-5)
+    assert result["count"].numpy().tolist() == [6]
+
+
+def test_a_model_in_float64_arrives_though_clients_train_in_float32() -> None:
+    clients = Clients(1, CompressionMod(), lambda m: m | {"w": m["w"].astype(np.float32) + 1})
+    model = {**make_model(), "w": make_model()["w"].astype(np.float64)}
+    (trained,) = ask(CompressedGrid(clients), model)
+    np.testing.assert_allclose(trained["w"], model["w"] + 1, atol=1e-5)
+    assert trained["w"].dtype == np.float32
+
+
 def test_both_ways_are_counted_without_the_other() -> None:
     grid = CompressedGrid(Clients(2, CompressionMod("3lc:s=1.00"), lambda m: m))
     ask(grid, make_model(), (1, 2))
@@ -111,6 +138,16 @@ def test_other_arrays_than_the_model_are_refused() -> None:
     grid = CompressedGrid(Clients(1, CompressionMod(), lambda m: {"w": m["w"][:1]}))
     with pytest.raises(ValueError, match=r"they differ in \['b', 'count', 'w'\]"):
         ask(grid, make_model())
+
+
+def test_messages_of_the_older_interface_are_refused() -> None:
+    """It was said that an array cannot be reshaped."""
+    values = make_model()["w"]
+    arrays = parameters_to_arrayrecord(ndarrays_to_parameters([values]), keep_input=True)
+    message = Message(RecordDict({"fitins.parameters": arrays}), 1, "train")
+    clients = Clients(1, CompressionMod(), lambda m: m)
+    with pytest.raises(ValueError, match=r"older interface \(server_fn, NumPyClient\)"):
+        clients.send_and_receive([message])
 
 
 def test_a_codec_with_a_residual_is_refused_for_models() -> None:

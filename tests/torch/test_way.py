@@ -158,6 +158,7 @@ def test_a_training_without_files_goes_on_where_it_can(
     for said in cluster.run(2, load_without, tmp_path, options, begins):
         assert said.startswith("no state of gradwire for the loaded model in ")
         assert ("the training goes on without residuals" in said) == goes_on
+        assert ("copy the files of all ranks, or remove them" in said) == goes_on
         assert ("load it before LocalSteps is made" in said) != goes_on
 
 

@@ -25,6 +25,7 @@ with requiring(__name__, "Accelerate", "accelerate", "'.[recipes]'"):
     from accelerate.utils import DistributedType
 
 from gradwire.contrib.way import Way
+from gradwire.torch.parameters import uncompiled
 
 
 def compress(
@@ -79,7 +80,7 @@ def compress(
         way.save(folder)
         with way.agreed():
             for place, saved in enumerate(models):
-                if saved in (model, way.model):
+                if saved in (model, uncompiled(model), way.model):
                     weights[place] = saved.state_dict()
 
     def on_load(models: list[nn.Module], folder: str) -> None:

@@ -59,7 +59,7 @@ class CompressionMod:
 
     Raises GradwireError for an unknown codec, and in a call for a corrupt model; ValueError in a
     call for a message or reply with more than one ArrayRecord, or a reply whose arrays have other
-    names, shapes or dtypes than the model or values that are not finite.
+    names or shapes than the model or values that are not finite.
 
     A client has no model of its own before the first message, so it takes memory for the shapes
     that the server states. A server takes none for shapes that are not those of its model.
@@ -83,25 +83,21 @@ class CompressionMod:
         if name is not None:
             trained = _decode_like(model, reply.content[name], f"client {context.node_id}")
             require_finite(trained, f"client {context.node_id}")
-            update = {
-                key: values - model[key] if is_compressed(values, self.min_numel) else values
-                for key, values in trained.items()
-            }
-            reply.content = _with_arrays(reply, name, self._encode(update, context))
+            reply.content = _with_arrays(reply, name, self._encode(model, trained, context))
         return reply
 
-    def _encode(self, update: Arrays, context: Context) -> ArrayRecord:
+    def _encode(self, model: Arrays, trained: Arrays, context: Context) -> ArrayRecord:
         kept = context.state.array_records.get(RESIDUALS, {})
         step = context.state.config_records.get(STEPS, {"step": 0})["step"]
         record, residuals = ArrayRecord(), ArrayRecord()
-        for stream, (name, values) in enumerate(update.items()):
-            if not is_compressed(values, self.min_numel):
+        for stream, (name, values) in enumerate(trained.items()):
+            if not all(is_compressed(each, self.min_numel) for each in (values, model[name])):
                 record[name] = Array(values)
                 continue
             seed = context.node_id % 2**64  # clients draw different numbers
             own = kept[name].numpy() if name in kept else None
             frame, residual = encode_update(
-                values, self.codec, own, seed=seed, step=step, stream=stream
+                values - model[name], self.codec, own, seed=seed, step=step, stream=stream
             )
             record[name] = _frame(frame, values.shape)
             if residual is not None:
@@ -253,6 +249,12 @@ def _decode(record: ArrayRecord) -> Arrays:
 
 
 def _decode_array(array: Array) -> np.ndarray[Any, Any]:
+    if not array.dtype:
+        raise ValueError(
+            "Flower's older interface (server_fn, NumPyClient) does not say which shapes arrays "
+            "have, and gradwire.contrib.flower compares them: write functions for @app.main() and "
+            "@app.train()"
+        )
     if not _is_frame(array):
         return np.ascontiguousarray(array.numpy()).reshape(array.shape)
     return decode_frame(array.data, tuple(array.shape))
@@ -275,12 +277,12 @@ def _decode_like(model: Arrays, record: ArrayRecord, client: str) -> Arrays:
 
 
 def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:
-    """Whether the array states the shape and dtype of `values`."""
+    """Whether the array states the shape of `values`, and is float32 like these if it is a frame.
+    Others may change their dtype: a strategy averages the integers of a model as floats."""
     if values is None or tuple(array.shape) != values.shape:
         return False
-    if _is_frame(array) and values.dtype != np.float32:
-        return False
     try:
-        return np.dtype(array.dtype) == values.dtype
+        dtype = np.dtype(array.dtype)
     except TypeError:
         return False
+    return not _is_frame(array) or dtype == values.dtype == np.float32

@@ -50,9 +50,9 @@ with requiring(__name__, "NVIDIA FLARE", "nvflare", "'.[recipes]'"):
 
 # FLARE's error at an end without the filter names this key of the message.
 KEY = "gradwire: this end lacks gradwire.contrib.nvflare's DecompressFilter"
-_LAYOUT = "gradwire.layout"  # of the model of the task: names, dtypes and shapes
+_LAYOUT = "gradwire.layout"  # of the model of the task: names and shapes
 
-Layout = dict[str, tuple[str, tuple[int, ...]]]
+Layout = dict[str, tuple[int, ...]]
 
 
 class _Filter(DXOFilter):
@@ -78,7 +78,8 @@ class _Filter(DXOFilter):
         return f"client {context.get_identity_name() if context else 'of unknown name'}"
 
     def _compare(self, layout: Layout, fl_ctx: FLContext) -> None:
-        """Keeps the layout of a task's model. Raises ValueError for a result of another layout."""
+        """Keeps the layout of a task's model. Raises ValueError for a result of another layout.
+        Dtypes may change: FLARE averages the integers of a model as floats."""
         if self._is_of_task():
             fl_ctx.set_prop(_LAYOUT, layout, private=True, sticky=True)
             return
@@ -104,8 +105,8 @@ class CompressFilter(_Filter):
 
     Raises GradwireError for an unknown codec, and ValueError for one of models with error
     feedback. In a task it raises ValueError, which names the client, for values that are not
-    finite or no arrays, and for a result whose arrays have other names, dtypes or shapes than the
-    model; FLARE makes that the task's error.
+    finite or no arrays, and for a result whose arrays have other names or shapes than the model;
+    FLARE makes that the task's error.
     """
 
     _compresses = True
@@ -123,7 +124,7 @@ class CompressFilter(_Filter):
             if from_shareable(shareable).data_kind == DataKind.COLLECTION:
                 raise ValueError("a collection cannot be compressed; send WEIGHTS or WEIGHT_DIFF")
             views = views_of(dxo.data)
-            self._compare({name: (v.dtype, v.shape) for name, v in views.items()}, fl_ctx)
+            self._compare({name: view.shape for name, view in views.items()}, fl_ctx)
             packed = self._pack(views, dxo.data_kind, client)
             raw = sum(
                 bytes_of("safetensors", v.dtype, math.prod(v.shape)) or 0 for v in views.values()
@@ -168,8 +169,8 @@ class DecompressFilter(_Filter):
 
     Takes the arguments of the CompressFilter at the other end. In a task it raises ValueError,
     which names the client, for a message that no CompressFilter has made, that is damaged, was
-    compressed with another codec, is not finite, or is a result whose arrays have other names,
-    dtypes or shapes than the model. What a result states is compared before memory is taken.
+    compressed with another codec, is not finite, or is a result whose arrays have other names or
+    shapes than the model. What a result states is compared before memory is taken.
     """
 
     _compresses = False
@@ -189,9 +190,7 @@ class DecompressFilter(_Filter):
         self, packed: bytes | bytearray | memoryview, kind: str, client: str, fl_ctx: FLContext
     ) -> dict[str, Any]:
         content = container.parse(bytes(packed))
-        self._compare(
-            {tensor.name: (tensor.dtype, tensor.shape) for tensor in content.tensors}, fl_ctx
-        )
+        self._compare({tensor.name: tensor.shape for tensor in content.tensors}, fl_ctx)
         arrays: dict[str, Any] = {}
         for tensor in content.tensors:
             if tensor.storage == "frame":

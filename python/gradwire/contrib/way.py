@@ -214,7 +214,8 @@ class Way:
                     f"{none}: to go on from it without residuals, load it before LocalSteps is made"
                 ) from error
         warn_user(
-            f"{none}: the training goes on without residuals{remedy}",
+            f"{none}: the training goes on without residuals{remedy}. Where other ranks have found "
+            "theirs, it ends with a PeerMismatchError: copy the files of all ranks, or remove them",
             ResidualDroppedWarning,
         )
 
