@@ -171,6 +171,33 @@ def resume_backend() -> tuple[bytes, bytes]:
     return bytes_of(whole), bytes_of(again)
 
 
+@pytest.mark.parametrize("name", ["hook", "ShardedOptimizer", "LocalSteps, every step", "FSDP2"])
+def test_a_state_takes_the_place_of_a_step_that_was_not_finite(name: str) -> None:
+    """The step that was taken again was counted as one that nobody applies."""
+
+    def spoiled(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+        return loss_of(module, rank, step) * torch.nan
+
+    def roll_back(rank: int) -> tuple[list[dict[str, str]], list[int]]:
+        training = build(name, make_model(), **CODEC)
+        training.run(FIRST, loss_of)
+        state = training.state()
+        ends, skipped = [], []
+        for deed in (loss_of, spoiled):
+            training.run(1, deed)
+            training.load(state, FIRST)
+            training.run(2, loss_of)
+            ends.append(runs.digests_of(training.values()))
+            skipped.append(training.source.stats().as_dict()["skipped_steps"])
+            training.load(state, FIRST)
+        training.close()
+        return ends, skipped
+
+    for (without, after), skipped in threads(2, roll_back):
+        assert without == after
+        assert skipped == [0, 1]
+
+
 def test_the_backend_keeps_nothing_that_a_restart_lacks(cluster: Cluster) -> None:
     for whole, resumed in cluster.run(2, resume_backend):
         assert whole == resumed

@@ -19,6 +19,7 @@ from array_device import DEVICE
 from cluster import Cluster
 from frozen import INPUTS, Distances
 from gradwire.torch import GradwireState, gradwire_hook, register_backend
+from gradwire.torch.optimizers.gradient_noise import GradientNoise, average_norm
 from test_devices import STEPS, THREE_LC, make_model, train
 from ways import fresh_number, integers
 
@@ -53,6 +54,17 @@ def test_a_sharded_model_ends_with_the_same_bits(
     assert on_host[0][0] != on_host[1][0], "each rank has a shard"
     for _, _, remarks in there:
         assert f"values on {DEVICE} are copied to the host and encoded there" in remarks[-1]
+
+
+def norm_among_shards(device: str) -> float:
+    group = dist.group.WORLD if device == "cpu" else array_device.new_group()
+    gradients = [torch.full((5,), 1.0 + dist.get_rank()).to(device)]
+    return average_norm([GradientNoise([5], 1, device)], gradients, group)
+
+
+def test_a_norm_among_shards_is_summed_where_the_gradients_are(ranks: Cluster) -> None:
+    """NCCL sends no tensor of the host."""
+    assert ranks.run(2, norm_among_shards, DEVICE) == ranks.run(2, norm_among_shards, "cpu")
 
 
 # The hook ---------------------------------------------------------------------------------------

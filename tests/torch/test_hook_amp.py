@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from cluster import Cluster
+from gradwire.torch import GradwireState, gradwire_hook
 from owed import total_owed
+from runs import threads
 from scaled_jobs import Scaled, check_nothing_is_lost, train_scaled
+from training import loss_of, make_model
 
 WORLD = 3
 STEPS = 10
@@ -94,6 +102,34 @@ def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
         grown += ranks[0].scales[step] > ranks[0].scales[step - 1]
         check_nothing_is_lost(ranks, step)
     assert grown, "the scale must have grown at least once"
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(1024.0, None), (None, 1024.0), (1024.0, 4.0)])
+def test_residuals_of_a_state_follow_the_scale(saved: float | None, loaded: float | None) -> None:
+    """Where one of the trainings had no scaler, they were taken as they were."""
+
+    def train(scale: float | None, state: dict[str, Any] | None = None) -> list[Any]:
+        model = make_model()
+        scaler = torch.amp.GradScaler("cpu", scale) if scale else None
+        hooked = GradwireState("3lc:s=1.75", start_iter=0, scaler=scaler)
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        ddp.register_comm_hook(hooked, gradwire_hook)
+        if state is not None:
+            hooked.load_state_dict(state)
+        factor = scale or 1.0
+        for step in range(3):
+            model.zero_grad()
+            (loss_of(ddp, dist.get_rank(), step) * factor).backward()
+        last = [p.grad / factor for p in model.parameters() if p.grad is not None]
+        return [hooked.state_dict(), last]
+
+    def go_on(rank: int) -> None:
+        state, _ = train(saved)
+        (_, same), (_, other) = train(saved, state), train(loaded, state)
+        for one, another in zip(same, other, strict=True):
+            torch.testing.assert_close(one, another)
+
+    threads(2, go_on)
 
 
 def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:

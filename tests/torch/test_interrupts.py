@@ -46,6 +46,8 @@ def go_on(name: str, settles: bool) -> str:
         step()
     if training.way.servers:
         middle = interrupted("step", training.inner)
+    elif training.way.kind == "sharded":
+        middle = interrupted("_add_changes", training.source)
     else:
         middle = interrupted("apply", *training.source._averaging.fragments)
     with middle:
@@ -63,6 +65,7 @@ def go_on(name: str, settles: bool) -> str:
         ("LocalSteps, streaming", False),
         ("LocalSteps, back to back", False),
         ("servers, gradients", False),
+        ("ShardedOptimizer", False),
     ],
 )
 def test_no_step_goes_on_from_half_of_one(name: str, settles: bool) -> None:

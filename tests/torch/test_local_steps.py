@@ -177,11 +177,30 @@ def test_schedulers_change_the_local_steps(ranks: list[dict[str, Run]]) -> None:
     assert ranks[0]["scheduled"].digests[3] != ranks[0]["plain raw"].digests[3]
 
 
-@pytest.mark.parametrize("codec", ["3lc:s=1.75", "raw"])
-def test_a_change_that_is_not_finite_is_undone(codec: str) -> None:
+class Early(torch.optim.Optimizer):
+    """Has its state before the first step, and needs it there, as Adagrad of PyTorch 2.6."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        for parameter in self.param_groups[0]["params"]:
+            zeros = torch.zeros_like(parameter, requires_grad=False)
+            self.state[parameter] |= {"step": 0, "seen": zeros + 1e-3}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["step"] += 1
+                state["seen"].addcmul_(parameter.grad, parameter.grad)
+                parameter.addcdiv_(parameter.grad, state["seen"].sqrt(), value=-0.01)
+
+
+@pytest.mark.parametrize(("inner", "codec"), [(adam, "3lc:s=1.75"), (adam, "raw"), (Early, "int8")])
+def test_a_change_that_is_not_finite_is_undone(inner: Inner, codec: str) -> None:
     """The change before the second exchange is infinite, so all ranks go back to the anchor."""
     deeds = {3: runs.make_infinite}
-    case = replace(local(adam, codec=codec, every=2), steps=8, with_gradients=deeds)
+    case = replace(local(inner, codec=codec, every=2), steps=8, with_gradients=deeds)
     ranks = runs.run_one(3, case)
     for rank in ranks:
         assert rank.digests[3] == ranks[0].digests[1]
@@ -394,6 +413,41 @@ def test_threads_end_with_their_optimizers(cluster: Cluster) -> None:
 def test_a_scale_of_a_grad_scaler_changes_nothing(ranks: list[dict[str, Run]]) -> None:
     for rank in ranks:
         assert rank["scaled"].digests == rank["every step"].digests
+
+
+def test_gradients_count_that_the_optimizer_takes_off() -> None:
+    """Their noise was that of zeros, and the decay a part of what is corrected for it."""
+
+    def train(rank: int, clears: bool) -> str:
+        training = build("LocalSteps, clipped", make_model(), adamw)
+        if clears:
+            training.inner.register_step_post_hook(lambda sgd, *_: sgd.zero_grad())
+        training.run(6, loss_of)
+        training.close()
+        return digest(training.model)
+
+    assert threads(2, lambda rank: train(rank, True)) == threads(2, lambda rank: train(rank, False))
+
+
+def test_a_rank_without_any_gradient_takes_a_scaled_step() -> None:
+    """PyTorch multiplies no empty list of gradients."""
+
+    def train(rank: int) -> str:
+        training, other = build("LocalSteps, every step", make_model()), nn.Linear(2, 1)
+        of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", 8.0)
+        loss = other(torch.ones(1, 2)).sum()
+        if rank == 0:
+            loss = loss + loss_of(training.model, rank, 0)
+        scaler.scale(loss).backward()
+        scaler.step(training.optimizer)
+        scaler.step(of_other)
+        scaler.update()
+        training.close()
+        return digest(training.model)
+
+    first, second = threads(2, train)
+    assert first == second != digest(make_model())
 
 
 @pytest.mark.parametrize("is_late", [False, True])

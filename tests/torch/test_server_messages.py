@@ -113,9 +113,12 @@ def test_options_that_schedulers_set_are_taken() -> None:
     ours, theirs = make_groups(), make_groups()
     for group in theirs:
         group |= {"lr": torch.tensor(0.5), "betas": (0.5, 0.75), "amsgrad": False, "foreach": True}
-        group |= {"initial_lr": 0.25, "weight_decay": 1}
+        group |= {"initial_lr": 0.25, "weight_decay": 1, "eps": np.float32(0.125)}
+    theirs[0]["lr"] = torch.tensor([0.5])
+    ours[0]["lr"] = torch.tensor([1.0])
     apply_options(ours, read_options(version_message(0, encode_options(theirs)), ours))
     assert ours[1]["betas"] == (0.5, 0.75)
+    assert (float(ours[0]["lr"]), ours[1]["eps"]) == (0.5, 0.125)
     assert (ours[1]["lr"], ours[1]["amsgrad"], ours[1]["initial_lr"]) == (0.5, False, 0.25)
     changed = as_bytes(bytes(8) + b'[{"order": [3]}]')
     read_options(changed, [{"lr": torch.tensor(0.1), "order": [1, 2], "kind": "a"}])

@@ -87,6 +87,7 @@ def share() -> None:
         {"params": [model.bias], "lr": 0.5},
     ]
     local = torch.optim.Adam(groups, lr=0.1)
+    of_local = torch.optim.lr_scheduler.StepLR(local, 1, 1.0)
     optimizer = ServerOptimizer(local, codec="raw")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     assert optimizer.param_groups is local.param_groups
@@ -116,6 +117,9 @@ def share() -> None:
         while optimizer.version < 2:
             losses.append(optimizer.step(closure).item())
             scheduler.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # such as: no step came before that of the scheduler
+                of_local.step()
         assert losses[1] != losses[0]
         assert not local.state  # it lives on the server
         optimizer.close()

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 import runs
 from cluster import Cluster, Died, Failed
 from gradwire.torch import ShardedOptimizer
-from gradwire.torch.errors import NonFiniteStepWarning
+from gradwire.torch.errors import NonFiniteStepWarning, PeerMismatchError
 from owed import total_owed
 from runs import INFINITE_NAME, Case, Run, adagrad, adam, adamw, said_by, sgd, threads
-from training import batch, make_model
-from ways import Way
+from training import batch, digest, loss_of, make_model
+from ways import Way, build
 
 USUAL = Case(Way("sharded"))
 RAW = Case(Way("sharded", {"codec": "raw"}))
@@ -228,6 +228,29 @@ def test_an_optimizer_that_explodes_stops_all_ranks() -> None:
 
     for answer in threads(2, lambda rank: said_by(lambda: explode(rank))):
         assert re.search("SGD made .* NaN or infinite", answer), answer
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_what_one_rank_alone_writes_is_named_where_it_differs(factor: float) -> None:
+    """The ranks went on with different models. A rank may evaluate other weights, and go back."""
+
+    def train(rank: int) -> str:
+        training = build("ShardedOptimizer", make_model(), codec="raw")
+        training.run(2, loss_of)
+        if rank == 1:
+            with torch.no_grad():
+                training.model.get_parameter("first.weight").mul_(factor)
+        training.run(2, loss_of)
+        training.close()
+        return digest(training.model)
+
+    if factor == 1.0:
+        one, other = threads(2, train)
+        assert one == other
+    else:
+        said = r"has 'values of first\.weight, checksum .*: what is written into a parameter"
+        with pytest.raises(PeerMismatchError, match=said):
+            threads(2, train)
 
 
 def test_what_cannot_be_done_is_refused() -> None:

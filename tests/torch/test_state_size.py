@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from gradwire.torch import LocalSteps, outer_nesterov
-from gradwire.torch.checkpoint import to_bytes
+from gradwire.torch.checkpoint import from_bytes, to_bytes
 from gradwire.torch.optimizers.replica import most_bytes
 from gradwire.torch.options import grouped
 from member_jobs import SETTINGS
@@ -68,6 +69,15 @@ def test_the_limit_is_the_size_of_a_members_state(store: TCPStore, way: str) -> 
     sent = len(to_bytes(member._averaging.shared_state()))
     member.close()
     assert sent <= limit <= sent + FEW
+
+
+def test_a_learning_rate_of_numpy_reaches_who_joins(store: TCPStore) -> None:
+    model = make_model()
+    sgd = optim.SGD(model.parameters(), lr=np.float64(0.25))
+    member = LocalSteps(sgd, model, **grouped({"store": store, "ranks": 1, **SETTINGS}))
+    state = from_bytes(to_bytes(member._averaging.shared_state()))
+    member.close()
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.25
 
 
 STATEFUL: dict[str, Callable[[Any], optim.Optimizer]] = {

@@ -77,7 +77,8 @@ def to_bytes(state: StateDict) -> bytes:
 
 
 def _on_host(state: Any) -> Any:
-    """The state with all tensors in dictionaries, lists and tuples on the CPU."""
+    """The state with all tensors in dictionaries, lists and tuples on the CPU, and with numbers of
+    Python in the place of NumPy's, such as a learning rate, which from_bytes would not take."""
     elsewhere: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,6 +95,8 @@ def _with_tensors(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) ->
     """The state with each tensor in dictionaries, lists and tuples as `change` returns it."""
     if isinstance(state, torch.Tensor):
         return change(state)
+    if isinstance(state, np.generic):
+        return state.item()
     if isinstance(state, dict):
         return {key: _with_tensors(value, change) for key, value in state.items()}
     if isinstance(state, list | tuple):

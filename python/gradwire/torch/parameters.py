@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -257,8 +258,10 @@ def plain_options(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
 
 def plain_value(value: Any) -> Any:
     """The value as JSON holds it. Raises TypeError for a value of another type."""
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        return value.item()
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return plain_value(value.item())
+    if isinstance(value, np.generic | np.ndarray) and value.size == 1:
+        return plain_value(value.item())
     if isinstance(value, tuple | list):
         return [plain_value(entry) for entry in value]
     if isinstance(value, _PLAIN):

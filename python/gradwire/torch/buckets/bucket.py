@@ -52,6 +52,7 @@ class BucketJob:
     step has all buckets. `moment`: says more about the step, equal on all ranks.
     `arriving`: `values` on their way to the host; None: they are there.
     `alike`: what else must be equal on all ranks in this step; compared when it has changed.
+    `values_alike`: describes values that must be, too; compared when a rank `asks`.
     """
 
     step: int
@@ -63,6 +64,8 @@ class BucketJob:
     raw: bool = False
     moment: str = ""
     alike: str = ""
+    values_alike: Callable[[], str] | None = None
+    asks: bool = False
     factor: int = 1
     unused: Unused = field(default_factory=Unused)
     arriving: Arriving | None = None
@@ -153,7 +156,10 @@ class Bucket:
         waits = time.perf_counter()
         begun = None if ahead is None else ahead.result()
         self._ahead_seconds -= time.perf_counter() - waits  # which the caller counts
-        said = [] if alike is None else [alike.begin(job.alike, wire, self._passes_on)]
+        said = []
+        if alike is not None:
+            more = job.values_alike, job.asks
+            said.append(alike.begin(job.alike, wire, self._passes_on, *more))
         with self._residuals_at_hand():
             turn = self._begin(job, wire, said, auto, wire.turn) if begun is None else begun
             if begun is not None:

@@ -93,6 +93,7 @@ class BucketRunner:
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._done: list[int] = []  # bucket indices of the step under way
         self._current = -1  # index
+        self._is_in_step = False
         self.ledger = Ledger()
         self.kept = ResidualStore(self._buckets)
         self.choice = AutoCodecs(settings)
@@ -110,7 +111,8 @@ class BucketRunner:
         meanwhile: called before each wait for a peer; it may call `encode_ahead`."""
         started = time.perf_counter()
         self._wire.begin_turn()
-        if job.step != self.ledger.step.step:
+        # (A state that was loaded begins a step anew.)
+        if not self._is_in_step or job.step != self.ledger.step.step:
             self._begin_step(job)
         bucket = self._bucket_for(job)
         self._current = job.index
@@ -255,6 +257,7 @@ class BucketRunner:
 
     def _begin_step(self, job: BucketJob) -> None:
         self._settle()
+        self._is_in_step = True
         self.kept.rescale(job.loss_scale)
         self.ledger.begin(StepCounters(step=job.step, raw=job.raw), self._wire.sent_bytes)
         self._done.clear()
@@ -263,7 +266,7 @@ class BucketRunner:
     def end_step(self, parts: int = 1) -> None:
         """Counts the step under way. For a caller whose jobs are never the last of their step.
         parts: see BucketJob."""
-        step = self.ledger.step
+        step, self._is_in_step = self.ledger.step, False
         if not step.raw:
             started = time.perf_counter()
             if self.choice.end_step(self._wire):

@@ -74,9 +74,9 @@ class ResidualStore:
     def rescale(self, loss_scale: float | None) -> None:
         """Gives residuals, which are sums of scaled gradients, the gradient scaler's new scale."""
         before, self.loss_scale = self.loss_scale, loss_scale
-        if before is None or loss_scale is None or before == loss_scale:
+        if before == loss_scale:
             return
-        factor = loss_scale / before
+        factor = (loss_scale or 1.0) / (before or 1.0)
         for bucket in self._buckets.values():
             bucket.scale_residuals(factor)
         self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]

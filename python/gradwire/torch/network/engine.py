@@ -336,6 +336,11 @@ _OWN_OPTIONS = (
     "the options of an optimizer must be equal on all ranks. An optimizer that finds them from its "
     "gradients, such as Prodigy, goes with DDP and gradwire_hook, where the gradients are equal"
 )
+_OWN_VALUES = (
+    "what is written into a parameter between two steps must be the same on all ranks. "
+    "nn.Embedding(max_norm=) writes what a rank's own batch needs: take LocalSteps with "
+    "late_momentum=False, which exchanges it"
+)
 
 
 class Alike:
@@ -344,6 +349,8 @@ class Alike:
     A rank whose text has changed since the last step announces its digest, so a step without a
     change costs nothing. If all ranks announced the same, or nobody anything, the texts are equal;
     otherwise all ranks compare them.
+
+    A rank may ask for a comparison of values, too, which it does not have from the step before.
     """
 
     def __init__(self) -> None:
@@ -353,13 +360,21 @@ class Alike:
         """Whether this rank will have something to say."""
         return text not in ("", self._text)
 
-    def begin(self, text: str, wire: Transport, passes_on: bool) -> Announcements:
+    def begin(
+        self,
+        text: str,
+        wire: Transport,
+        passes_on: bool,
+        values: Callable[[], str] | None = None,
+        asks: bool = False,
+    ) -> Announcements:
         """Begins a step with this text. Empty: there is none in this step, on all ranks.
-        passes_on: see Announcements."""
-        own = None
-        if self.is_news(text):
+        passes_on: see Announcements. values: describes them; asks: whether they may differ."""
+        own, self._values = None, values
+        if asks or self.is_news(text):
             self._text = text
-            own = hashlib.sha256(text.encode()).digest()
+            said = text + values() if asks and values is not None else text
+            own = hashlib.sha256(said.encode()).digest()
         self._said = Announcements(Kind.ALIKE, _DIGEST_BYTES, wire, passes_on, own)
         return self._said
 
@@ -371,7 +386,13 @@ class Alike:
         """
         said = self._said
         if said.by_rank and not (said.are_complete and len(set(said.by_rank.values())) == 1):
-            try:
-                agree(self._text, wire)
-            except PeerMismatchError as error:
-                raise PeerMismatchError(f"{error}: {_OWN_OPTIONS}", error.ranks) from None
+            _agree_or_advise(self._text, _OWN_OPTIONS, wire)
+            if self._values is not None:
+                _agree_or_advise(self._values(), _OWN_VALUES, wire)
+
+
+def _agree_or_advise(text: str, advice: str, wire: Transport) -> None:
+    try:
+        agree(text, wire)
+    except PeerMismatchError as error:
+        raise PeerMismatchError(f"{error}: {advice}", error.ranks) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -49,6 +50,11 @@ class Averaging:
     def __init__(self, replica: Replica, optimizer: Optimizer, rules: LocalRules) -> None:
         """Raises ValueError if the model has fewer layers than fragments."""
         self.replica, self.optimizer, self.rules = replica, optimizer, rules
+        # Of each part. Most have none yet; some, such as Adagrad, can't step without it.
+        self._first_states = [
+            {key: copy.deepcopy(kept) for key, kept in part.state.items() if _is_first(kept)}
+            for part in parts_of(optimizer)
+        ]
         self.betas = momentum_of_each(optimizer) if rules.late_momentum else []
         dealt = deal_layers(replica.named, rules.schedule.fragments)
         local = [(name, local_of(parameter)) for name, parameter in replica.named]
@@ -61,6 +67,7 @@ class Averaging:
         self.arrived = StepCounters()
         self._kept = [1.0] * len(replica.named)  # by weight decay, since the anchors
         self.corrected = rules.corrected(optimizer)
+        self._gradients: list[torch.Tensor | None] = []  # of the step under way
         self._gradients_count = True  # false after a step that a GradScaler left out
         # Of the last exchange that arrived: whether it was not finite, and how it was applied.
         self._last_skipped, self._last_mix = False, 0.0
@@ -70,16 +77,24 @@ class Averaging:
 
     # Steps --------------------------------------------------------------------------------------
 
-    def gradients(self, places: Iterable[int] | None = None) -> list[torch.Tensor | None]:
-        """The gradients of the parameters at these places, as far as this rank has them."""
-        parameters = self.replica.parameters
-        chosen = parameters if places is None else [parameters[place] for place in places]
-        return [None if p.grad is None else local_of(p.grad) for p in chosen]
+    def gradients(self) -> list[torch.Tensor | None]:
+        """The gradients of the parameters, as far as this rank has them."""
+        if self._gradients:
+            return self._gradients
+        return [None if p.grad is None else local_of(p.grad) for p in self.replica.parameters]
+
+    def keep_gradients(self) -> None:
+        """Before the optimizer's step, which may take them off the parameters."""
+        self._gradients = []
+        self._gradients = self.gradients()
+
+    def drop_gradients(self) -> None:
+        self._gradients = []
 
     def _measured(self, places: Sequence[int]) -> list[torch.Tensor | None]:
         """The gradients at these places, but for those whose noise does not matter."""
-        found = zip(places, self.gradients(places), strict=True)
-        return [g if self.rules.measures(self.corrected[place]) else None for place, g in found]
+        found = self.gradients()
+        return [found[p] if self.rules.measures(self.corrected[p]) else None for p in places]
 
     def copy_parameters(self) -> list[list[torch.Tensor]]:
         """For `count_step`, before the optimizer's step."""
@@ -96,12 +111,13 @@ class Averaging:
         if not has_gradients:
             return
         self._weights_watch.look(self.fragments)
+        has_gradient = [gradient is not None for gradient in self.gradients()]
         for fragment, copies in zip(self.fragments, before, strict=True):
-            used = [gradient is not None for gradient in self.gradients(fragment.places)]
+            used = [has_gradient[place] for place in fragment.places]
             fragment.note_gradients(used)
             if fragment.local is not None:
                 fragment.local.go_on(copies, fragment.steps, used)
-        count_decay(self.optimizer, self._kept)
+        count_decay(self.optimizer, self._kept, has_gradient)
 
     # Exchanges ----------------------------------------------------------------------------------
 
@@ -201,8 +217,11 @@ class Averaging:
         self._forget_decay(fragment)
 
     def _start_afresh(self) -> None:
-        """After a change that is not finite: goes back to all anchors, with no optimizer state."""
-        self.optimizer.state.clear()
+        """After a change that is not finite: goes back to all anchors, with the state that the
+        optimizer had before its first step."""
+        for part, first in zip(parts_of(self.optimizer), self._first_states, strict=True):
+            part.state.clear()
+            part.state.update({key: copy.deepcopy(kept) for key, kept in first.items()})
         for fragment in self.fragments:
             fragment.go_back()
             self._forget_decay(fragment)
@@ -422,6 +441,11 @@ class Peers:
 
     def close(self) -> None:
         self.session.close()
+
+
+def _is_first(state: Any) -> bool:
+    """Whether it says that no step was taken."""
+    return isinstance(state, dict) and float(state.get("step", 1)) == 0
 
 
 def ratio_in_steps(

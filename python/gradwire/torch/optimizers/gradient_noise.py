@@ -67,6 +67,11 @@ class GradientNoise:
         self._own = torch.zeros_like(self.power[0])  # at the last `sketch`
 
     @property
+    def device(self) -> torch.device:
+        """Of the gradients."""
+        return self._signs.device
+
+    @property
     def numel(self) -> int:
         """The length of a sketch."""
         return SUMS * self.power.shape[1]
@@ -145,15 +150,15 @@ def average_norm(
     the ranks that have the other parts of the tensors; all of them must call this."""
     powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0)
     now = powers.new_tensor([sum(norm**2 for norm in norms_of(gradients).cpu().tolist())])
-    sums = torch.cat([now, powers])
+    sums = torch.cat([now, powers]).to(noises[0].device)
     if shards is not None:
         dist.all_reduce(sums, group=shards)
-    power, own, average = sums.tolist()
+    power, own, average = sums.cpu().tolist()
     share = average / own if own > 0 else 1.0
     return math.sqrt(power * min(max(share, 1.0 / noises[0].world_size), 1.0))
 
 
-def count_decay(optimizer: Optimizer, kept: list[float]) -> None:
+def count_decay(optimizer: Optimizer, kept: list[float], has_gradient: Sequence[bool]) -> None:
     """After a step of the optimizer: multiplies the entry of each of its parameters by the share of
     the values that decoupled weight decay has kept. A parameter without a gradient is not decayed.
     """
@@ -162,8 +167,8 @@ def count_decay(optimizer: Optimizer, kept: list[float]) -> None:
     for part, group in groups:
         if isinstance(part, _DECOUPLED) or group.get("decoupled_weight_decay"):
             share = 1.0 - float(group["lr"]) * group["weight_decay"]
-            for index, parameter in enumerate(group["params"], start=parameters):
-                if parameter.grad is not None:
+            for index in range(parameters, parameters + len(group["params"])):
+                if has_gradient[index]:
                     kept[index] *= share
         parameters += len(group["params"])
 

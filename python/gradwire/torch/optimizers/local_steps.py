@@ -238,6 +238,7 @@ class LocalSteps(WrappingOptimizer):
             self._left_out += not_finite
             self._own_steps += 1
             self._peers.run(averaging.exchange_due)
+            averaging.drop_gradients()
             self._replica.shared.note_values()
         if averaging.arrived.step >= 0:
             self._log(averaging.steps - 1)
@@ -279,6 +280,7 @@ class LocalSteps(WrappingOptimizer):
             for name, parameter in self._replica.named:
                 if parameter.grad is not None:
                     require_memory(name, parameter.grad)
+            self._averaging.keep_gradients()
             if scale is not None or self._rules.has_noise:
                 self._scale_gradients(scale)
             return loss
@@ -294,6 +296,7 @@ class LocalSteps(WrappingOptimizer):
     def _scale_gradients(self, scale: float | None) -> None:
         """Divides them by the GradScaler's scale and clips them."""
         gradients = self._averaging.gradients()
+        mine = [gradient for gradient in gradients if gradient is not None]
         factor = 1.0 if scale is None else 1.0 / scale
         if self._rules.has_noise:
             corrected = self._averaging.corrected
@@ -303,8 +306,8 @@ class LocalSteps(WrappingOptimizer):
             norm = factor * average_norm(noises, gradients, self._replica.shards)
             if norm > self._rules.clip_norm:
                 factor *= self._rules.clip_norm / norm
-        if factor != 1.0:
-            torch._foreach_mul_([g for g in gradients if g is not None], factor)
+        if factor != 1.0 and mine:
+            torch._foreach_mul_(mine, factor)
 
     def synchronize(self) -> None:
         """Exchanges what was changed since the last exchanges, and applies it without `mix`.

@@ -41,7 +41,7 @@ from gradwire.torch.parameters import (
     ordinary_tensors,
     wide_of,
 )
-from gradwire.torch.staging.moves import overwrite
+from gradwire.torch.staging.moves import checksums_of, overwrite
 from gradwire.torch.staging.stage import HostedStage, stage_for
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import (
@@ -167,7 +167,7 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         if edited := self._replica.shared.edited():
             self._take_over(edited)
         loss = self._evaluate(closure)
-        self._exchange()
+        self._exchange(asks=bool(edited))
         self._log(self._steps - 1)
         return loss
 
@@ -181,18 +181,29 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         self._shard.take_over(edited, self._session.runner.residuals())
 
     @ordinary_tensors()
-    def _exchange(self) -> None:
-        bucket = self._bucket
-        for (name, parameter), part in zip(self._replica.named, bucket.parts, strict=True):
+    def _exchange(self, asks: bool) -> None:
+        """asks: whether the model may differ from that of other ranks."""
+        for (name, parameter), part in zip(self._replica.named, self._bucket.parts, strict=True):
             copy_gradient(name, parameter, part)
         unused = Unused(i for i, p in enumerate(self._replica.parameters) if p.grad is None)
+        with self._session.entire(f"step {self._steps}"):
+            self._average(unused, asks)
+
+    def _average(self, unused: Unused, asks: bool) -> None:
+        bucket = self._bucket
         with self._stage.on_host(bucket.values) as values:
             fault = None if self._marks_non_finite else bucket.find_non_finite(values)
             if fault is not None:
                 values.fill_(torch.nan)  # in every shard, so that no owner steps
             self._shard.begin(values, unused)
             job = BucketJob(
-                self._steps, bucket.tensors, values, unused=unused, alike=self._options_text()
+                self._steps,
+                bucket.tensors,
+                values,
+                unused=unused,
+                alike=self._options_text(),
+                values_alike=self._values_text,
+                asks=asks,
             )
             is_applied = not self._session.average(job, fault).result().counters.skipped
             self._shard.follow(is_applied)
@@ -214,6 +225,12 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         """The options of the groups, which all ranks must have alike."""
         optimizer = self._shard.optimizer
         return self._options.of({type(optimizer).__name__: optimizer})
+
+    def _values_text(self) -> str:
+        """A line for each parameter."""
+        checksums = checksums_of(self._replica.parameters)
+        pairs = zip(self._replica.names, checksums, strict=True)
+        return "\n".join(f"values of {name}, checksum {found:08x}" for name, found in pairs)
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:

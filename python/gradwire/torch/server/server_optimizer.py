@@ -283,6 +283,8 @@ class ServerOptimizer(WrappingOptimizer):
             else:
                 self._barrier.finish(is_scaled=scale is not None)
         self._shared.note_values()
+        # A scheduler of the wrapped optimizer, which steps on the servers, asks for a step here.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._side.warn()
         self._side.count()
         self._log(step)
