@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from gradwire.torch import advise, loopback
 from gradwire_lab.plan import here, links
 from gradwire_lab.plan.advise import make_plan
 from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.plan.fit import LOCAL
 from gradwire_lab.plan.links import Links
 from gradwire_lab.plan.measure import gradients_of, measure_codec
 from gradwire_lab.plan.other_work import OtherWork
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile
+from gradwire_lab.plan.trial import Trial
 
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 _PROGRAM = """
@@ -276,3 +279,44 @@ def test_models_whose_tensors_all_go_raw_and_sparse_gradients_are_measured() -> 
     rows = nn.Embedding(5, 2, sparse=True)
     rows(torch.tensor([1, 1])).sum().backward()
     assert gradients_of(rows)["weight"].tolist() == [[0, 0], [2, 2], [0, 0], [0, 0], [0, 0]]
+
+
+class _HalfUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.used(x)
+        return result
+
+
+class _WithoutTruth(nn.Linear):
+    """As a compiled model is."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("it has no truth value")
+
+
+def _try_steps(model: nn.Module) -> dict[str, list[float]]:
+    """Steps of each kind, in a world of one rank."""
+
+    def take(rank: int) -> dict[str, list[float]]:
+        def step(module: nn.Module) -> None:
+            module(torch.ones(2, 4)).sum().backward()
+
+        with closing(Trial(model, step, AdamW(model.parameters()), 1)) as trial:
+            trial.take_alone(4)
+            return trial.take({LOCAL: 2})
+
+    (seconds,) = loopback.run(1, take)
+    return seconds
+
+
+def test_a_parameter_that_a_part_of_the_steps_leaves_out_is_named() -> None:
+    with pytest.raises(PlanError, match=r"no gradient came for unused\.weight, unused\.bias"):
+        _try_steps(_HalfUsed())
+
+
+def test_a_model_without_a_truth_value_is_measured() -> None:
+    assert len(_try_steps(_WithoutTruth(4, 4))[LOCAL]) == 2

@@ -23,6 +23,7 @@ from gradwire_lab.evaluate.found import Found, Observed
 from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.recipes import METRICS
 from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.report import Conditions, Report, RunResult, result_of
 from gradwire_lab.train.settings import TrainSettings
@@ -357,8 +358,37 @@ def test_several_seeds_have_an_interval() -> None:
     found = Found(
         {MLP: results, other: results}, {one: MLP.settings(0, TINY) for one in (MLP, other)}
     )
-    assert found.text(MLP) == "50.50% ± 6.36", "12.71 times 0.5 points"
+    assert found.text(MLP) == "50.50% ± 6.35", "12.706 times 0.5 points"
     assert found.difference(other, MLP) == "+0.00 ± 0.00"
+
+
+def test_a_speed_up_is_of_equal_seeds_that_came_to_their_end() -> None:
+    def run(one: Arm, seed: int, seconds: float, **fields: Any) -> RunResult:
+        found = RunResult.read(made(ArmRun(one, seed))["results"][0])
+        return replace(found, measured_seconds=seconds, **fields)
+
+    fast = arm("mlp", "int8")
+    results = {
+        MLP: {0: run(MLP, 0, 100.0), 1: run(MLP, 1, 8.0), 2: run(MLP, 2, 6.0)},
+        fast: {1: run(fast, 1, 2.0), 2: run(fast, 2, 0.1, final=None, diverged=1)},
+    }
+    found = Found(results, {one: MLP.settings(0, TINY) for one in (MLP, fast)})
+    assert found.speed_up(fast, MLP) == "4"
+    assert found.speed_up(fast, MLP, longer=2.0) == "2"
+    assert found.seconds_a_step(fast) == pytest.approx(2.0 / found.settings[fast].steps)
+
+
+def test_a_line_within_the_picture_is_not_said_to_be_beyond_it() -> None:
+    from gradwire_lab.evaluate import charts, pictures
+
+    ends = {"a": 79.0, "b": 79.5, "c": 80.0, "d": 81.0, "e": 82.0, "worse": 60.0, "worst": 10.0}
+    drawn = {name: charts.Line([1, 2], [50.0, end]) for name, end in ends.items()}
+    chart = charts.Lines(drawn, "step", "test accuracy (%)", metric=METRICS["fashion-mnist"])
+    figure = pictures.draw(chart)
+    assert figure is not None
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == [*"abcde", "worse", "worst (beyond the picture: ends at 10.00%)"]
 
 
 def test_a_ratio_to_ddp_is_of_equal_seeds() -> None:
@@ -395,6 +425,9 @@ def test_the_hours_of_what_is_missing() -> None:
     assert found.hours_left([MLP]) == pytest.approx((MLP.seeds - 1) * whole)
     assert found.hours_left([MLP, twice]) == pytest.approx((MLP.seeds + 3) * whole)
     assert found.hours_left([other]) is None
+    adam = arm("mlp", "raw", optimizer="adam")  # whose steps may take far longer
+    settings[adam] = adam.settings(0, TINY)
+    assert found.hours_left([adam]) is None
 
 
 def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from gradwire_lab.plan.predict import LayerBucket, cut_buckets
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile, read_profile
 from gradwire_lab.plan.recorder import StepRecorder, profile_of, without_exchange
 from gradwire_lab.plan.simulate import simulate
+from processes import processes_of
 
 SLEEP = 0.03
 
@@ -267,3 +270,43 @@ def test_bytes_cost_what_a_large_bucket_takes_longer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(meters, "time_together", timed)
     for costs in loopback.run(2, lambda rank: measure_bytes(1000, 2)):
         assert costs == pytest.approx((2 / 4000, 2 / 4000), rel=0.05)
+
+
+TOGETHER = """
+import time
+from gradwire_lab.plan.measure import _run_together
+if __name__ == "__main__":
+    print("begins", flush=True)
+    _run_together(2, time.sleep, 600)
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
+)
+def test_processes_that_measure_together_end_with_the_command(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "together.py").write_text(TOGETHER)
+    command = subprocess.Popen(
+        [sys.executable, "together.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    began = time.monotonic()
+    while len(started := processes_of(command.pid)) < 3 and time.monotonic() < began + 300:
+        time.sleep(0.1)
+    # Ctrl-C in a terminal reaches all of them.
+    (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
+    said = command.communicate(timeout=300)[1]  # when nobody has its stderr any more
+    assert command.returncode == -number
+    assert len(started) == 3, "two and multiprocessing's resource tracker"
+    if number == signal.SIGINT:
+        assert said.count("Traceback") == 1, said  # that of the script
+    if number != signal.SIGKILL:
+        assert [path.name for path in tmp_path.iterdir()] == ["together.py"]

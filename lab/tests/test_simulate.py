@@ -366,6 +366,10 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
             [*("--values", "1k", "--bandwidth", "1gbit"), "--exchange=server", "--servers=2"],
             "a tensor lies whole on one server",
         ),
+        (
+            ["--values", "1k", "--bandwidth", "1gbit", "--seed", "1" + 20 * "0"],
+            "less than or equal",
+        ),
         (["--values", "1k", "--bandwidth", "1gbit", "--every", "0"], "greater than or equal to"),
         (
             [

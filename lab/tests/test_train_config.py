@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 import cli_runner
-from gradwire_lab.train import run, worker
+from gradwire_lab.train import data, run, worker
 from gradwire_lab.train.config import read_config
 from gradwire_lab.train.options import from_options
 from gradwire_lab.train.settings import Rule, SettingsError, TrainSettings
@@ -113,3 +114,31 @@ def test_values_are_checked_as_those_of_options(tmp_path: Path) -> None:
     missing = train("--config", tmp_path / "b.toml")
     assert missing.code == 1
     assert "b.toml" in missing.err
+
+
+def test_only_the_rank_that_reports_needs_places_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of torchrun start at once, and may be on other machines."""
+    (tmp_path / "file").touch()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "load", stop)
+    options = ["--out", tmp_path / "file" / "runs", "--json", tmp_path / "file" / "report.json"]
+    monkeypatch.setattr(worker, "world_of_torchrun", lambda: (1, 2))
+    assert train(*options).code == 130
+    monkeypatch.setattr(worker, "world_of_torchrun", lambda: (0, 2))
+    assert train(*options).code == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no files")
+@pytest.mark.parametrize("option", ["--out", "--plots", "--report"])
+def test_a_place_that_takes_no_files_is_found_before_the_training(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(worker, "world_of_torchrun", lambda: None)
+    said = train(option, "/proc/page.html" if option == "--report" else "/proc").err
+    assert "/proc cannot be written to: " in said

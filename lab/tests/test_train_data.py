@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def test_fashion_mnist(folder: Path) -> None:
     assert normalised.dtype == np.float32
     assert abs(float(normalised.mean(dtype=np.float64))) < 1e-5
     assert abs(float(normalised.std(dtype=np.float64)) - 1) < 1e-5
+
+
+def test_a_description_tells_images_from_others(folder: Path) -> None:
+    loaded = data.load_images("fashion-mnist", folder)
+    text = loaded.describe()
+    assert re.fullmatch(r"96 images, 20 test images \(SHA-256 [0-9a-f]{16}\)", text)
+    assert data.load_images("fashion-mnist", folder).describe() == text
+    inverted = replace(loaded.test, images=255 - loaded.test.images)
+    assert replace(loaded, test=inverted).describe() != text
 
 
 def test_a_missing_data_set_names_package_and_path(tmp_path: Path) -> None:

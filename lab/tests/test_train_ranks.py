@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -281,6 +281,18 @@ def test_one_process_trains_as_ranks_do(name: str, cluster: Cluster) -> None:
     here = loopback.run(settings.ranks, lambda rank: train_rank(settings))
     assert here == cluster.run(settings.ranks, train_rank, settings)
     assert here[0] == here[1] != [weight.flatten().tolist() for weight in lenet().parameters()]
+
+
+def test_more_servers_than_tensors_are_refused_before_the_first_run(folder: Path) -> None:
+    given = data.load("fashion-mnist", folder)
+
+    def measure(servers: int, barrier: Literal["step", "tensor"]) -> dict[str, Any]:
+        chosen = TrainSettings(exchange="server", servers=servers, barrier=barrier, batch=4)
+        return Trainer(chosen, given, 0, None, torch.device("cpu")).measure_speed()
+
+    with pytest.raises(TrainError, match=r"--servers: .* the model has 10: take 10 or fewer"):
+        measure(11, "tensor")
+    assert measure(10, "tensor")["parameters"] == measure(11, "step")["parameters"] > 0
 
 
 def test_a_scale_of_the_loss_is_taken_back_by_the_step() -> None:

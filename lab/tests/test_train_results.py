@@ -15,7 +15,7 @@ from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.recipes import ACCURACY, LOSS
 from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.report import Conditions, Report
-from gradwire_lab.train.results import Results, read_documents, tasks_of
+from gradwire_lab.train.results import Results, Series, Task, read_documents, reports_of, tasks_of
 from gradwire_lab.train.settings import Run, TrainSettings
 
 SETTINGS = TrainSettings(codecs=("raw/int8", "3lc:s=1.5"), workers=1, steps=2, seeds=2, seed=4)
@@ -27,8 +27,9 @@ def kept(
     settings: TrainSettings = SETTINGS,
     links: Conditions = LINKS,
     data: str = "data",
+    init: str = "",
 ) -> Results:
-    return Results(folder, settings, links, data)
+    return Results(folder, settings, links, data, init)
 
 
 def made(run: Run) -> Report:
@@ -69,7 +70,51 @@ def test_other_links_and_data_are_refused_by_name(tmp_path: Path) -> None:
         kept(tmp_path, links=modelled)
     with pytest.raises(TrainError, match=r"raw_int8-4\.json .*: data data instead of other data; "):
         kept(tmp_path, data="other data")
+    assert kept(tmp_path, data="data (SHA-256 1)").found(), "an older file has no digest"
+    digests = [f"data (SHA-256 {digit})" for digit in "12"]
+    other = tmp_path / "other"
+    other.mkdir()
+    kept(other).add(replace(made(SETTINGS.runs()[0]), data=digests[0]), {})
+    assert kept(other, data=digests[0]).found()
+    with pytest.raises(TrainError, match=r"data data \(SHA-256 1\) instead of data \(SHA-256 2"):
+        kept(other, data=digests[1])
+    assert len(tasks_of(read_documents([tmp_path, other]))) == 1
     assert kept(tmp_path).found()
+
+
+def test_other_weights_at_the_beginning_are_refused(tmp_path: Path) -> None:
+    run = SETTINGS.runs()[0]
+    kept(tmp_path).add(made(run), {})
+    assert kept(tmp_path, init="5678").found(), "an older file does not say it"
+    kept(tmp_path).add(replace(made(run), init_sha256="1234"), {})
+    assert kept(tmp_path, init="1234").found()
+    with pytest.raises(TrainError, match=r"-4\.json .*: init_sha256 1234 instead of 5678; "):
+        kept(tmp_path, init="5678")
+
+
+def test_runs_that_began_with_other_weights_are_other_series(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, digest in zip(folders, ("1234", "5678"), strict=True):
+        folder.mkdir()
+        kept(folder).add(replace(made(SETTINGS.runs()[0]), init_sha256=digest), {})
+    documents = read_documents(folders)
+    (task,) = tasks_of(documents)
+    assert [one.label for one in task.series] == [
+        f"raw/int8, init_sha256 {digest}" for digest in ("1234", "5678")
+    ]
+    assert len(reports_of(documents)) == 2
+
+
+def test_two_commands_do_not_replace_each_others_runs(tmp_path: Path) -> None:
+    run = SETTINGS.runs()[0]
+    first, second = kept(tmp_path), kept(tmp_path)  # both find nothing
+    first.add(made(run), {})
+    second.add(made(run), {"cpu": "other"})  # with the same settings
+    other = made(run)
+    other = replace(other, settings=replace(other.settings, clip=1.0))
+    with pytest.raises(TrainError, match=r"raw_int8-4\.json .* clip 0\.0 instead of 1\.0; take"):
+        second.add(other, {})
+    assert kept(tmp_path).found()[run].final == 0.5
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": []}', '{"results": [{}]}'])
@@ -193,7 +238,7 @@ def test_the_command(tmp_path: Path) -> None:
     modelled.write_text(json.dumps(json.loads(modelled.read_text()) | {"times": "modelled"}))
     (task,) = run_command("report", str(folder), "--json").json["tasks"]
     assert task["times"] == "measured and modelled"
-    assert run_command("report", str(tmp_path / "none")).code == 1
+    assert "none: no such file or folder" in run_command("report", str(tmp_path / "none")).err
 
 
 def test_a_series_that_broke_down_does_not_press_the_others_together() -> None:
@@ -203,3 +248,19 @@ def test_a_series_that_broke_down_does_not_press_the_others_together() -> None:
     assert plots.worst_shown(accuracies[:3], ACCURACY) == 89.0
     losses = [1.4, 1.5, 1.6, 9.0]
     assert plots.worst_shown(losses, LOSS) == pytest.approx(2.0)
+
+
+def test_the_number_of_a_series_that_broke_down_hides_no_other_one() -> None:
+    plots = pytest.importorskip("gradwire_lab.train.plots", exc_type=ImportError)
+    ends = {1.0: 1.98, 1.6: 1.59, 4.0: 1.4, 8.0: 1.41, 16.0: 1.42, 32.0: 1.43, 0.1: 1.44}
+    run = made(Run("raw/int8", 4)).results[0]
+    series = [
+        Series(str(bits), [replace(run, final=end, push_payload_bits=bits, pull_payload_bits=bits)])
+        for bits, end in ends.items()
+    ]
+    figure = plots.draw_frontier(Task("gpt", "text", series))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    places = [axes.transData.transform(text.xy) for text in axes.texts]
+    assert len(places) == 2
+    assert not any(t.get_window_extent().contains(*place) for t in axes.texts for place in places)

@@ -101,7 +101,10 @@ class Running:
 
 
 @pytest.fixture
-def running(training: list[str], request: pytest.FixtureRequest) -> Iterator[Running]:
+def running(
+    training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     started = Running([*training, "--bandwidth", "100mbit" if why_not is None else "none"])
     yield started
     started.process.kill()
@@ -419,12 +422,21 @@ def test_more_dead_workers_than_backups_end_the_run(
     assert "was killed by signal 9 (SIGKILL) in the run of raw, after step" in result.err
 
 
-def test_ctrl_c_ends_everything(running: Running) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_an_interrupt_ends_everything(
+    running: Running, number: signal.Signals, status: int, tmp_path: Path
+) -> None:
     assert len(running.descendants) >= 2
-    os.kill(running.process.pid, signal.SIGINT)
+    assert list(tmp_path.glob("gradwire-*"))
+    os.kill(running.process.pid, number)
     running.end()
-    assert running.process.returncode == 130
+    assert running.process.returncode == status
     assert seconds_until_gone(running.descendants) < 5
+    assert not list(tmp_path.glob("gradwire-*"))
 
 
 def test_everything_ends_with_a_killed_launcher(running: Running) -> None:
@@ -460,7 +472,10 @@ def test_what_cannot_be_run_is_said_at_once(
 def test_the_message_of_a_worker_that_cannot_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher shows the message of the worker instead of a traceback."""
+    """The launcher shows the message of the worker instead of a traceback. Files of the working
+    folder are no modules of the worker."""
+    (tmp_path / "random.py").write_text("raise ImportError('the file of the working folder')")
+    monkeypatch.chdir(tmp_path)
     settings = TrainSettings(
         codecs=("ddp",), workers=1, bandwidth=None, data_dir=tmp_path, steps=1, eval_every=1
     )

@@ -54,7 +54,7 @@ def replace_file(target: Path, durable: bool = False) -> Iterator[OutputFile]:
             with target.open("wb") as device:
                 yield OutputFile(device)
         else:
-            with _terminating_late():
+            with terminating_late():
                 yield from _replace(place, durable)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
@@ -159,7 +159,7 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _terminating_late() -> Iterator[None]:
+def terminating_late() -> Iterator[None]:
     """Lets `finally` run when a signal would end the process in the block; then it does so.
 
     Only in the main thread, and only signals whose action is the default one: others, and SIGKILL,

@@ -49,7 +49,8 @@ class Table:
             of_part = list(zip(part, widths, strict=True))
             titles = [_break(column.title, _IN_TITLE, width) for column, width in of_part]
             shown = [("", "")] * (number > 0) + [(line, "bold") for line in _row(titles, of_part)]
-            shown.append((_GAP.join("─" * width for width in widths), ""))
+            rule = "-" if options.ascii_only else "─"
+            shown.append((_GAP.join(rule * width for width in widths), ""))
             for row in range(len(self.rows)):
                 cells = [column.lines(row, width) for column, width in of_part]
                 shown += [(line, "") for line in _row(cells, of_part)]

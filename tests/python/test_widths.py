@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -147,6 +148,14 @@ def test_wide_characters_and_names_longer_than_the_terminal() -> None:
     first, second = capture.get().splitlines()[2:]
     assert first == f"{name}  1,234,567"
     assert table._width(second) == table._width(first)
+
+
+@pytest.mark.parametrize(("encoding", "rule"), [("ascii", "---"), ("utf-8", "───")])
+def test_a_table_has_letters_that_the_terminal_has(encoding: str, rule: str) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding)
+    Console(file=file, width=40).print(Table(["one"], [["1"]]))
+    file.seek(0)
+    assert [line.rstrip() for line in file] == ["one", rule, "1"]
 
 
 def test_a_table_without_rows_has_its_titles() -> None:

@@ -68,7 +68,7 @@ def simulate(
     steps: Annotated[int, Option(min=1, help="Steps; residuals grow from step to step.")] = 3,
     data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
     memory: Annotated[str | None, Option(help=_MEMORY_HELP)] = None,
-    seed: Annotated[int, Option(min=0, help="Seed of draws and data.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**64 - 1, help="Seed of draws and data.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Run the exchanges of up to 1024 ranks in this process, on a simulated network.

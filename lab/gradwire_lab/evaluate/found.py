@@ -15,7 +15,8 @@ from gradwire_lab.train.results import Series
 from gradwire_lab.train.settings import TrainSettings
 
 MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
-_T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # Student's t of so many values
+# Student's t of so many values.
+_T_95 = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645, 6: 2.57058}
 MOST_SEEDS = max(_T_95)  # of an arm
 
 
@@ -142,26 +143,27 @@ class Found:
     def seconds_a_step(self, arm: Arm) -> float | None:
         """The mean over the runs, measured while they trained; None without runs."""
         seconds = self.seconds_of_runs(arm)
-        return fmean(seconds) if seconds else None
+        return fmean(seconds.values()) if seconds else None
 
-    def seconds_of_runs(self, arm: Arm) -> list[float]:
-        """The measured time of a step in each run."""
-        return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
+    def seconds_of_runs(self, arm: Arm) -> dict[int, float]:
+        """The measured time of a step, by seed, of the runs that came to their end."""
+        runs, steps = self.results.get(arm, {}), self.settings[arm].steps
+        return {s: run.measured_seconds / steps for s, run in runs.items() if run.final is not None}
 
     def hours_left(self, arms: Sequence[Arm]) -> float | None:
         """The hours of the runs of these arms that are not there, by the time that a step of a
-        worker took in runs of the same model and width, and of the same exchange if there are any.
-        None where none are there.
+        worker took in runs of the same model, width and optimizer, and of the same exchange if
+        there are any. None where none are there.
         """
         hours = 0.0
         for arm in arms:
             own = self.settings[arm]
-            of_model = [one for one in self.results if self._is_as_large(one, arm)]
+            of_model = [one for one in self.results if self._computes_as_much(one, arm)]
             alike = [one for one in of_model if self.settings[one].exchange == own.exchange]
             seconds = [
                 second / self.settings[one].workers
                 for one in alike or of_model
-                for second in self.seconds_of_runs(one)
+                for second in self.seconds_of_runs(one).values()
             ]
             missing = arm.seeds - min(len(self.runs(arm)), arm.seeds)
             if missing and not seconds:
@@ -170,15 +172,16 @@ class Found:
                 hours += missing * own.steps * own.workers * median(seconds) / 3600
         return hours
 
-    def _is_as_large(self, arm: Arm, other: Arm) -> bool:
+    def _computes_as_much(self, arm: Arm, other: Arm) -> bool:
         own, theirs = self.settings[arm], self.settings[other]
-        return (own.model, own.width) == (theirs.model, theirs.width)
+        return all(getattr(own, k) == getattr(theirs, k) for k in ("model", "width", "optimizer"))
 
-    def speed_up(self, arm: Arm, base: Arm) -> str:
+    def speed_up(self, arm: Arm, base: Arm, longer: float = 1.0) -> str:
+        """The time of a step of the base by that of `longer` steps of the arm, with equal seeds."""
         own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)
-        if not own or not other:
+        ratios = [other[seed] / (longer * own[seed]) for seed in own if seed in other]
+        if not ratios:
             return MISSING
-        ratios = [before / after for before, after in zip(other, own, strict=False)]
         return f"{fmean(ratios):.3g}" if arm == base else with_interval(ratios)
 
 

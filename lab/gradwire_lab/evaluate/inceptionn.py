@@ -88,9 +88,8 @@ def _by_steps(found: Found, task: str) -> str:
 
 
 def _faster(found: Found, task: str, way: str, bandwidth: str, longer: float) -> str:
-    own = found.seconds_a_step(_timed(task, way, bandwidth, 1 if way == "WA" else _SUM))
-    base = found.seconds_a_step(_timed(task, "WA", bandwidth))
-    return MISSING if base is None or own is None else f"{base / (own * longer):.3g}"
+    own = _timed(task, way, bandwidth, 1 if way == "WA" else _SUM)
+    return found.speed_up(own, _timed(task, "WA", bandwidth), longer)
 
 
 def _table(found: Found, task: str) -> str:
@@ -204,7 +203,7 @@ def _timed(task: str, way: str, bandwidth: str, scale: int = 1) -> Arm:
 
 def _times(found: Found) -> str:
     def seconds(task: str, way: str, bandwidth: str) -> str:
-        taken = found.seconds_of_runs(_timed(task, way, bandwidth))
+        taken = list(found.seconds_of_runs(_timed(task, way, bandwidth)).values())
         base = found.seconds_a_step(_timed(task, "WA", bandwidth))
         if not taken or base is None:
             return MISSING
@@ -228,7 +227,7 @@ def _chart_of_times(found: Found) -> Bars:
         ways = {way: found.seconds_of_runs(_timed(task, way, bandwidth)) for way in _WAYS}
         if base is not None:
             drawn[f"{task}, {bandwidth}"] = {
-                way: bar_of([one / base for one in seconds])
+                way: bar_of([one / base for one in seconds.values()])
                 for way, seconds in ways.items()
                 if seconds
             }
@@ -281,7 +280,8 @@ EVALUATION = Evaluation(
                 f"Over the ring, gradients times {_SUM}. The paper trains INC+C for more epochs "
                 "than WA until both have the same accuracy, and compares their times. Here: the "
                 "time of WA's steps by that of so many steps of INC+C, from the first "
-                f"{_STEPS} steps of either, on shaped links.",
+                f"{_STEPS} steps of either, on shaped links. A speed-up is the mean of those of "
+                "pairs of runs.",
                 (
                     *(_arm(task, "raw"), _on_ring(task, _SUM)),
                     *(_on_ring(task, _SUM, longer) for longer in _LONGER),

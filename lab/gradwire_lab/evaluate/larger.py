@@ -63,7 +63,8 @@ EVALUATION = Evaluation(
         _experiment(
             "Transformer of 10 million values",
             "Eight blocks of width 320; sequences of 256 bytes of the dictionary GCIDE (Debian's "
-            "`dict-gcide` 0.48.5). Rows from DiLoCo on exchange every 30 steps.",
+            "`dict-gcide` 0.48.5). Rows from DiLoCo on exchange every 30 steps. A run takes 0.5 to "
+            "1.3 h of a core, one of MuLoCo some 27 h.",
             _GPT_ARMS,
         ),
         _experiment(

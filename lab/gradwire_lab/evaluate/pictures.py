@@ -36,20 +36,23 @@ def _new_axes(up: str) -> tuple[Figure, Axes]:
 
 def _draw_lines(chart: Lines) -> Figure:
     figure, axes = _new_axes(chart.up)
-    cut_off = _far_worse(chart.drawn, chart.metric) if chart.metric is not None else {}
+    worse = _far_worse(chart.drawn, chart.metric) if chart.metric is not None else {}
+    low, high = _limits([line for name, line in chart.drawn.items() if name not in worse])
     order = list(chart.looks or chart.drawn)
     for name, line in chart.drawn.items():
         index = order.index(name)
         marker = plots.MARKERS[index % len(plots.MARKERS)] if chart.markers else ""
         style = plots.style(index)
-        label, colour = name + cut_off.get(name, ""), style["color"]
+        label, colour = name, style["color"]
+        if name in worse and not low < line.ys[-1] < high:
+            label += f" (beyond the picture: ends at {worse[name]})"
         axes.plot(line.xs, line.ys, label=label, marker=marker, markersize=5, **style)
         if line.lows and chart.markers:
             axes.vlines(line.xs, line.lows, line.highs, color=colour, linewidth=1.5)
         elif line.lows:
             axes.fill_between(line.xs, line.lows, line.highs, color=colour, alpha=0.15, linewidth=0)
-    if cut_off:
-        axes.set_ylim(*_limits([line for name, line in chart.drawn.items() if name not in cut_off]))
+    if worse:
+        axes.set_ylim(low, high)
     if chart.logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(LogLocator(base=2, subs=_ticks_between(chart.drawn)))
@@ -67,7 +70,7 @@ def _far_worse(drawn: Mapping[str, Line], metric: Metric) -> dict[str, str]:
         return {}  # either may be the one that is worse
     worst = plots.worst_shown(list(ends.values()), metric)
     return {
-        name: f" (beyond the picture: ends at {metric.text(end / metric.scale)})"
+        name: metric.text(end / metric.scale)
         for name, end in ends.items()
         if not metric.reached(end, worst)
     }

@@ -335,7 +335,7 @@ EVALUATION = Evaluation(
             "Figures 3 and 5: 25, 50, 75 and 100 % of the steps",
             "Each point is a training of its own, in one process, with its own schedule of the "
             "learning rate; its time is the number of its steps times that of a step in table 1's "
-            "speed-ups. Points of 25, 50 and 75 % have one seed, those of 100 % three, and "
+            "speed-ups. Points of 25, 50 and 75 % have one seed, those of 100 % up to three, and "
             f"the spread. A design that ends below {_LOWEST_DRAWN} % is left out. 2 local steps "
             "run without a server, in whose exchange uncompressed steps, too, take another time. "
             "The table has differences of accuracy in points.",

@@ -203,7 +203,8 @@ def _sample(gradients: Gradients) -> Gradients:
 
 def _measure_transport(processes: int, values: int) -> dict[str, float]:
     """In a process of its own: those that it starts would run the caller's program again."""
-    command = [sys.executable, "-c", _TRANSPORT, str(processes), str(min(values, _SAMPLED))]
+    command = [sys.executable, "-P", "-c", _TRANSPORT]
+    command += [str(processes), str(min(values, _SAMPLED))]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise PlanError(f"messages could not be measured: {ended.stderr.strip()[-500:]}")

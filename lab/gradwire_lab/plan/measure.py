@@ -9,16 +9,18 @@ one that only exchanges messages.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count, cycle
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -29,6 +31,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 import gradwire
+from gradwire.files import terminating_late
 from gradwire.machine import describe_build, describe_machine, load_average
 from gradwire.torch.parameters import named_parameters
 from gradwire_lab.bench_data import scale
@@ -96,15 +99,50 @@ def mean(measured: Sequence[Any]) -> Any:
 
 
 def _run_together(processes: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work` returns in each of the processes, which are a process group."""
-    with tempfile.TemporaryDirectory() as folder, _environment():
+    """What `work` returns in each of the processes, which are a process group. If one fails, or
+    this one is interrupted, they end at once."""
+    with (
+        terminating_late(),
+        tempfile.TemporaryDirectory() as folder,
+        _environment(),
+        ProcessPoolExecutor(processes, get_context("spawn"), _end_with_parent) as pool,
+    ):
         store = (Path(folder) / "store").as_uri()
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            waiting = [
-                pool.submit(_join, store, rank, processes, work, *arguments)
-                for rank in range(processes)
-            ]
+        try:
+            with _uninterrupted():
+                waiting = [
+                    pool.submit(_join, store, rank, processes, work, *arguments)
+                    for rank in range(processes)
+                ]
+            for one in as_completed(waiting):
+                one.result()
             return [one.result() for one in waiting]
+        except BaseException:
+            for process in [*pool._processes.values()]:
+                process.kill()
+            raise
+
+
+def _end_with_parent() -> None:
+    """Ends this process, whatever it does, when the one that started it has died."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes that start in the block never see Ctrl-C; this one does after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -99,6 +99,13 @@ def without_exchange(
     return ddp
 
 
+def check_gradients(model: nn.Module, marks: Marks) -> None:
+    """Raises PlanError if a parameter got no gradient in a step: DDP would wait for it."""
+    trained = [name for name, p in named_parameters(model) if p.requires_grad]
+    if missing := [name for name in trained if _GRADIENT + name not in marks]:
+        raise PlanError(f"no gradient came for {', '.join(missing)}")
+
+
 def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Marks]]) -> Profile:
     """The profile of a model, without codecs and transport.
 
@@ -117,8 +124,7 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
     trained = {n: p for n, p in named_parameters(model) if p.requires_grad}
     dims = {n: tuple(p.shape) for n, p in trained.items()}
     bits = {n: 8 * p.element_size() for n, p in trained.items()}
-    if missing := [n for n in dims if _GRADIENT + n not in middle]:
-        raise PlanError(f"no gradient came for {', '.join(missing)}")
+    check_gradients(model, middle)
     layers, before = [], middle[_FORWARD]
     for layer in sorted(dims, key=lambda n: middle[_GRADIENT + n]):
         come = max(before, middle[_GRADIENT + layer])

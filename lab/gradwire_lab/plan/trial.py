@@ -23,7 +23,7 @@ from gradwire.torch.optimizer_list import parts_of
 from gradwire_lab.plan.fit import ALONE, HOOK, LOCAL
 from gradwire_lab.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of
 from gradwire_lab.plan.predict import DDP
-from gradwire_lab.plan.recorder import LEFT_OUT, Marks, StepRecorder
+from gradwire_lab.plan.recorder import LEFT_OUT, Marks, StepRecorder, check_gradients
 
 _BLOCKS = 2
 
@@ -77,9 +77,10 @@ class Trial:
         return seconds
 
     def take_alone(self, steps: int) -> None:
-        """For `marks` and `gradients`."""
+        """For `marks` and `gradients`. Raises PlanError if a parameter got no gradient."""
         for _ in range(steps):
             self._time(ALONE)
+            check_gradients(self._model, self.marks[-1])
 
     def close(self) -> None:
         if self._state is not None:
@@ -88,7 +89,7 @@ class Trial:
             self._local.close()
 
     def _time(self, way: str) -> float:
-        module = self._modules.get(way) or self._make(way)
+        module = self._modules[way] if way in self._modules else self._make(way)
         steppers = [self._local] if way == LOCAL else self._optimizers
         module.zero_grad()
         dist.barrier()

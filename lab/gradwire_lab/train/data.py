@@ -7,6 +7,7 @@ A batch depends on nothing but seed, world size, rank and step: all codecs see t
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import zlib
 from collections.abc import Iterator
@@ -63,7 +64,12 @@ class Images:
         return channels, side, 10
 
     def describe(self) -> str:
-        return f"{len(self.train.labels):,} images, {len(self.test.labels):,} test images"
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            digest.update(np.ascontiguousarray(part.images))
+            digest.update(np.ascontiguousarray(part.labels))
+        counts = f"{len(self.train.labels):,} images, {len(self.test.labels):,} test images"
+        return f"{counts} (SHA-256 {digest.hexdigest()[:16]})"
 
     def batches(self, batch: int, world: int, rank: int, seed: int) -> Batches:
         return Batches(self, batch, world, rank, seed)

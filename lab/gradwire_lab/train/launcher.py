@@ -1,8 +1,8 @@
 """Starts the workers of this machine, follows them and ends them.
 
 No process outlives the training. Workers and switch are killed when `run_workers` ends, also on
-Ctrl-C, and end by themselves when the launcher dies (see worker.py and network.py). Then the kernel
-removes their namespaces.
+Ctrl-C and SIGTERM, and end by themselves when the launcher dies (see worker.py and network.py).
+Then the kernel removes their namespaces.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from gradwire.files import terminating_late
 from gradwire.job_key import with_new_key
 from gradwire_lab.train import messages, network
 from gradwire_lab.train.errors import TrainError
@@ -45,7 +46,7 @@ def run_workers(settings: TrainSettings, runs: list[Run], shaped: bool, on_event
     "lost", "run", "why"}, and that run goes on to its end. Then run_workers returns early, because
     the next run needs all workers; the lost worker has no record.
     """
-    with contextlib.ExitStack() as cleanup:
+    with terminating_late(), contextlib.ExitStack() as cleanup:
         # Nobody else may enter the folder, so no other user reaches the store of the ranks.
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-"))
         environment = {
@@ -111,7 +112,8 @@ class _Worker:
         self._error: TrainError | None = None
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by end
         self.pipe, theirs = Pipe()
-        command = [sys.executable, "-m", "gradwire_lab.train.worker"]
+        # -P: a file of the working folder, such as random.py, takes no module's place.
+        command = [sys.executable, "-P", "-m", "gradwire_lab.train.worker"]
         with contextlib.ExitStack() as opened:
             inherited: tuple[int, ...] = ()
             if shaped and first is not None:

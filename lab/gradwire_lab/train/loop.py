@@ -114,12 +114,19 @@ class Trainer:
     def measure_speed(self) -> dict[str, Any]:
         """Seconds of a step's computation and of one evaluation, for an estimate. Measuring takes
         the time of about five steps and changes nothing. Raises TrainError for more fragments than
-        the model has layers, and for a file of another model."""
+        the model has layers, for more servers than it has tensors where each takes whole ones, and
+        for a file of another model."""
         model = self._model(self.settings)
         try:  # here, before the runs without fragments take their time
             deal_layers(list(model.named_parameters()), self.settings.fragments)
         except ValueError as error:
             raise TrainError(f"--fragments: {error}") from None
+        tensors = sum(1 for _ in model.parameters())
+        if self.settings.barrier == "tensor" and self.settings.servers > tensors:
+            raise TrainError(
+                "--servers: with --barrier tensor a tensor lies whole on one server, and the model "
+                f"has {tensors}: take {tensors} or fewer"
+            )
         inputs, targets = self._to_device(self._batches(self.settings).at(0))
 
         def take_step() -> None:

@@ -113,7 +113,12 @@ def draw_frontier(task: Task) -> Figure:
         spread = [[mean - min(values)], [max(values) - mean]]
         if not metric.reached(mean, worst):
             mean, spread = worst, [[0.0], [0.0]]
-            axes.annotate(text, (bits, mean), (8, 0), textcoords="offset points", va="center")
+            # Upright, into the picture: texts of neighbours don't overlap.
+            inside, va = (8, "bottom") if metric.higher_is_better else (-8, "top")
+            axes.annotate(
+                text, (bits, mean), (0, inside), textcoords="offset points", rotation="vertical",
+                ha="center", va=va,
+            )  # fmt: skip
             axes.axhline(worst, color="0.5", linewidth=1, linestyle=":")
         look = {"color": style(index)["color"], "fmt": MARKERS[index % len(MARKERS)]}
         label = f"{series.label} ({text})"

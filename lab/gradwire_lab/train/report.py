@@ -97,13 +97,15 @@ class RunResult(FromJson):
 
 @dataclass(frozen=True)
 class Report(FromJson):
-    """data: a description of the data set."""
+    """data: a description of the data set. init_sha256: the first digits, of the file of --init;
+    empty: there is none, or the report is older than this field."""
 
     settings: TrainSettings
     parameters: int
     data: str
     conditions: Conditions
     results: list[RunResult]
+    init_sha256: str = ""
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Report:
@@ -176,6 +178,7 @@ class Report(FromJson):
             "settings": self.settings.to_json(),
             "parameters": self.parameters,
             "data": self.data,
+            "init_sha256": self.init_sha256,
             "metric": self.settings.metric.name,
             "times": self.times,
             "links": self.links,

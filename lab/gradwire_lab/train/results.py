@@ -24,19 +24,26 @@ RAW = "raw"  # the codec
 # or its file names them.
 _FREE = {"codecs", "seed", "seeds", "data_dir", "threads"}
 
+_DIGEST = " (SHA-256"  # at the end of a description of data; that of images is newer than others
+
 
 class Results:
     """The runs that a folder holds. folder: None keeps nothing. Raises TrainError if a file of such
-    a run has other settings, links or data."""
+    a run has other settings, links, data or first weights."""
 
     def __init__(
-        self, folder: Path | None, settings: TrainSettings, conditions: Conditions, data: str
+        self,
+        folder: Path | None,
+        settings: TrainSettings,
+        conditions: Conditions,
+        data: str,
+        init_sha256: str = "",
     ) -> None:
         self._folder = folder
         paths = {run: self._path(run) for run in settings.runs()} if folder else {}
         self.documents = {run: _read(path) for run, path in paths.items() if path.exists()}
         for run, document in self.documents.items():
-            wanted = Report(settings.of_run(run), 0, data, conditions, [])
+            wanted = Report(settings.of_run(run), 0, data, conditions, [], init_sha256)
             _check_same(paths[run], document, wanted)
 
     def found(self) -> dict[Run, RunResult]:
@@ -45,11 +52,14 @@ class Results:
         }
 
     def add(self, report: Report, machine: dict[str, Any]) -> None:
-        """Writes the report of a run; the whole file or nothing."""
+        """Writes the report of a run; the whole file or nothing. Raises TrainError if another
+        command has written one with other settings there meanwhile."""
         if self._folder is None:
             return
-        text = json.dumps(report.to_json(machine), indent=1, allow_nan=False)
-        write_text(self._path(Run(report.results[0].codec, report.results[0].seed)), text)
+        path = self._path(Run(report.results[0].codec, report.results[0].seed))
+        if path.exists():
+            _check_same(path, _read(path), report)
+        write_text(path, json.dumps(report.to_json(machine), indent=1, allow_nan=False))
 
     def _path(self, run: Run) -> Path:
         assert self._folder is not None
@@ -105,6 +115,8 @@ def read_documents(places: Sequence[Path]) -> list[dict[str, Any]]:
     folders. Raises TrainError."""
     documents = []
     for place in places:
+        if not place.exists():
+            raise TrainError(f"{place}: no such file or folder")
         files = [place] if place.is_file() else sorted(place.glob("*.json"))
         if not files:
             raise TrainError(f"{place} holds no result of gradwire train --out: no *.json")
@@ -117,7 +129,7 @@ def reports_of(documents: Sequence[dict[str, Any]]) -> list[Report]:
     report of several documents begins with the uncompressed runs."""
     alike: dict[str, list[Report]] = {}
     for document in documents:
-        settings = {k: v for k, v in settings_of(document).items() if k not in _FREE}
+        settings = {k: v for k, v in _begins_with(document).items() if k not in _FREE}
         key = json.dumps([settings, document["links"], document["data"]], sort_keys=True)
         alike.setdefault(key, []).append(Report.read(document))
     return [reports[0] if len(reports) == 1 else _merged(reports) for reports in alike.values()]
@@ -147,12 +159,14 @@ def tasks_of(documents: Sequence[dict[str, Any]]) -> list[Task]:
 
 
 def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
-    if len(texts := {document["data"] for document in documents}) > 1:
+    texts = {document["data"] for document in documents}
+    texts -= {text.partition(_DIGEST)[0] for text in texts if _DIGEST in text}
+    if len(texts) > 1:
         raise TrainError(
             f"the runs of {model} on {data} can't be compared, because their data differ: "
             f"{'; '.join(sorted(texts))}"
         )
-    found = [settings_of(document) for document in documents]
+    found = [_begins_with(document) for document in documents]
     varied = [k for k, v in found[0].items() if k not in _FREE and any(s[k] != v for s in found)]
     runs: dict[str, dict[int, RunResult]] = {}
     for document, settings in zip(documents, found, strict=True):
@@ -167,6 +181,11 @@ def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
     """Those of a file; settings that are newer than the file have their defaults."""
     return TrainSettings.read(document["settings"]).to_json()
+
+
+def _begins_with(document: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a file, and the digest of the weights that they name."""
+    return settings_of(document) | {"init_sha256": document.get("init_sha256", "")}
 
 
 @dataclass(frozen=True)
@@ -196,7 +215,11 @@ def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
     found, asked = settings_of(document), wanted.settings.to_json()
     compared = [k for k in asked if k not in _FREE] + ["codecs", "seed"]
     pairs = [(k, found[k], asked[k]) for k in compared]
-    pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links", "data")]
+    pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links")]
+    if document["data"] != wanted.data.partition(_DIGEST)[0]:
+        pairs.append(("data", document["data"], wanted.data))
+    if digest := document.get("init_sha256"):
+        pairs.append(("init_sha256", digest, wanted.init_sha256))
     named = [f"{key} {one} instead of {other}" for key, one, other in pairs if one != other]
     if named:
         raise TrainError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from collections import defaultdict
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rich.console import Console
@@ -69,13 +71,18 @@ def prepare(chosen: TrainSettings, outputs: Destinations) -> None:
         if folder.exists() and not folder.is_dir():
             raise TrainError(f"{folder} is a file; results need a folder")
         folder.mkdir(parents=True, exist_ok=True)
+    for place in {outputs.plots, outputs.out, outputs.page and outputs.page.parent} - {None}:
+        try:
+            TemporaryFile(dir=place).close()
+        except OSError as error:
+            raise TrainError(f"{place} cannot be written to: {error.strerror}") from error
     if outputs.json not in (None, "-"):
         path = Path(outputs.json)
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
         path.open("a").close()
         if is_new:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def train_here(chosen: TrainSettings, outputs: Destinations, console: Console) -> report.Report:
@@ -99,6 +106,8 @@ def train_under_torchrun(
     chosen: TrainSettings, outputs: Destinations, console: Console, rank: int, world: int
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
+    if rank != 0:  # its machine may lack the places
+        console, outputs = Console(quiet=True), Destinations()
     prepare(chosen, outputs)
     from gradwire.torch.errors import CommunicationError
 
@@ -112,8 +121,6 @@ def train_under_torchrun(
         raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
     note = "the network between torchrun's ranks, as it is"
     conditions = report.Conditions(shaped=False, modelled=False, note=note)
-    if rank != 0:
-        console, outputs = Console(quiet=True), Destinations()
     try:
         follower = _Follower(chosen, console, conditions, outputs)
         with follower.display:
@@ -152,7 +159,8 @@ class _Follower:
         self.display = Display(console, chosen.steps, chosen.metric)
         self._settings, self._console, self._outputs = chosen, console, outputs
         self._data = data.load(chosen.data, chosen.data_dir).describe()
-        self._kept = Results(outputs.out, chosen, conditions, self._data)
+        self._init = "" if chosen.init is None else _digest(chosen.init)
+        self._kept = Results(outputs.out, chosen, conditions, self._data, self._init)
         self._results = self._kept.found()
         known = [document["parameters"] for document in self._kept.documents.values()]
         self._parameters: int = known[-1] if known else 0  # of the model
@@ -240,10 +248,13 @@ class _Follower:
 
     def _report_of(self, chosen: TrainSettings, runs: list[Run]) -> report.Report:
         results = [self._results[run] for run in runs]
-        return report.Report(chosen, self._parameters, self._data, self.conditions, results)
+        return report.Report(
+            chosen, self._parameters, self._data, self.conditions, results, self._init
+        )
 
     def report(self) -> report.Report:
         made, outputs = self._report_of(self._settings, self._settings.runs()), self._outputs
+        self._console.print(report_table.table(made))  # first: a disk may be full by now
         written: list[object] = []
         if outputs.json is not None:
             text = json.dumps(made.to_json(describe_place()), indent=2, allow_nan=False)
@@ -259,7 +270,6 @@ class _Follower:
         if outputs.page is not None:
             page.write([made], [describe_place()], outputs.page)
             written.append(outputs.page)
-        self._console.print(report_table.table(made))
         notes = report_table.footnotes(made) + [f"wrote {path}" for path in written]
         say(self._console, "\n".join(notes))
         return made
@@ -281,6 +291,11 @@ class _Follower:
             f"parameters {self._parameters:,}\n"
             f"estimate   {total} ({parts}{each})",
         )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _duration(seconds: float) -> str:
