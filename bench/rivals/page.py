@@ -240,16 +240,16 @@ def _reasons(found: Measured) -> str:
   {beyond(TORCHFT, fast) / 1e3:.1f} s where it takes {beyond(TORCHFT_BUCKETS, fast) / 1e3:.1f}
   with `use_bucketization`, and gradwire's `DiLoCo` {beyond(RAW, fast) / 1e3:.1f}. The losses of
   torchft and gradwire are the same ({loss(TORCHFT, STEPS):.3f} and {loss(RAW, STEPS):.3f} at the
-  end).
+  end with seed 0).
 - **hivemind**'s exchange takes {beyond(HIVEMIND, slow) / 1e3:.1f} s at 10 Mbit/s where gradwire's
   DiLoCo takes {beyond(RAW, slow) / 1e3:.1f} with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f}
   with `int8`. hivemind's replicas end apart.
-- **gradwire's `small` loses in DiLoCo**: it ends at {loss(SMALL, STEPS):.2f}, `raw` at
+- **gradwire's `small` loses in DiLoCo**: with seed 0 it ends at {loss(SMALL, STEPS):.2f}, `raw` at
   {loss(RAW, STEPS):.2f}. On the way its loss rises, from {loss(SMALL, 240):.2f} after 240 steps
   to {loss(SMALL, 510):.2f} after 510. So with an outer optimizer `LocalSteps` takes `half-byte`
   where no codec is given.
-- **Four and more local steps end worse than DDP** in so few steps, whoever does them; to a loss of
-  {TARGETS[-1]:g} none comes that exchanges more rarely than every four steps."""
+- **Four and more local steps end worse than DDP** in so few steps, in the mean, whoever does them;
+  to a loss of {TARGETS[-1]:g} none comes that exchanges more rarely than every four steps."""
     return "\n".join(_bullet(each) for each in said[2:].split("\n- ")) + "\n"
 
 

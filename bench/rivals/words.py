@@ -62,7 +62,7 @@ REFEREE = """## What a referee would still say
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
 - **The lower loss at the end is not the codec's.** *compress* steps Adam on each worker's own
-  gradient, which ends lower than DDP here without compression, too (*compress, raw*).
+  gradient, which in the mean ends lower than DDP here without compression, too (*compress, raw*).
 - **Times are computed**, but for the whole runs above.
 - **Few seeds**, few steps behind each link, and each link was timed once.
 """
