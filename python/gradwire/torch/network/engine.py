@@ -384,11 +384,12 @@ class Alike:
         Raises PeerMismatchError on all ranks if the texts of two differ, naming both and the first
         line in which they differ.
         """
-        said = self._said
+        said, values = self._said, self._values
+        self._values = None  # which has the model
         if said.by_rank and not (said.are_complete and len(set(said.by_rank.values())) == 1):
             _agree_or_advise(self._text, _OWN_OPTIONS, wire)
-            if self._values is not None:
-                _agree_or_advise(self._values(), _OWN_VALUES, wire)
+            if values is not None:
+                _agree_or_advise(values(), _OWN_VALUES, wire)
 
 
 def _agree_or_advise(text: str, advice: str, wire: Transport) -> None:

@@ -150,10 +150,11 @@ def average_norm(
     the ranks that have the other parts of the tensors; all of them must call this."""
     powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0)
     now = powers.new_tensor([sum(norm**2 for norm in norms_of(gradients).cpu().tolist())])
-    sums = torch.cat([now, powers]).to(noises[0].device)
+    sums = torch.cat([now, powers])
     if shards is not None:
+        sums = sums.to(noises[0].device)  # where their group can sum
         dist.all_reduce(sums, group=shards)
-    power, own, average = sums.cpu().tolist()
+    power, own, average = sums.tolist()
     share = average / own if own > 0 else 1.0
     return math.sqrt(power * min(max(share, 1.0 / noises[0].world_size), 1.0))
 
