@@ -33,6 +33,14 @@ std::string own_dtype_name(nb::handle object) {
   return dtype.is_none() ? "" : nb::cast<std::string>(nb::str(dtype));
 }
 
+// Whether it is a NumPy array whose dtype is another package's. Its name takes code in Python, in
+// which a daemon thread may be ended while the interpreter exits; its kind takes none.
+bool has_foreign_dtype(nb::handle array) {
+  const nb::object dtype = nb::getattr(array, "dtype", nb::none());
+  const nb::object kind = nb::getattr(dtype, "kind", nb::none());
+  return nb::isinstance<nb::str>(kind) && nb::cast<std::string>(kind) == "V";
+}
+
 // nanobind reads the strides of every buffer, but ctypes arrays leave them out. A memoryview adds
 // them.
 nb::object with_strides(nb::handle object) {
@@ -178,7 +186,7 @@ template class HostArray<uint8_t>;
 ValueInput::ValueInput(nb::handle given, std::optional<Dtype> bits) {
   nb::object object = nb::borrow(given);
   // NumPy gives no access to values of ml_dtypes, but to their bits.
-  if (!bits && nb::hasattr(given, "__array_interface__") && own_dtype_name(given) == "bfloat16") {
+  if (!bits && has_foreign_dtype(given) && own_dtype_name(given) == "bfloat16") {
     object = given.attr("view")("uint16");
     bits = Dtype::kBfloat16;
   }
