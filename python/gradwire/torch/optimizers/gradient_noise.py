@@ -154,7 +154,7 @@ def average_norm(
     if shards is not None:
         sums = sums.to(noises[0].device)  # where their group can sum
         dist.all_reduce(sums, group=shards)
-    power, own, average = sums.tolist()
+    power, own, average = sums.cpu().tolist()
     share = average / own if own > 0 else 1.0
     return math.sqrt(power * min(max(share, 1.0 / noises[0].world_size), 1.0))
 
