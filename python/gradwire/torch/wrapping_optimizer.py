@@ -152,6 +152,12 @@ class OwnUse:
             return self._optimizer.step(*closure)
 
 
+def note_step(optimizer: Optimizer) -> None:
+    """Tells PyTorch that an optimizer has stepped whose steps another one takes: it warns of
+    schedulers that come before the first step."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 def refuse_get_state_dict(optimizer: WrappingOptimizer) -> None:
     """Raises TypeError where torch.distributed.checkpoint's get_state_dict asks for the state."""
     frame = sys._getframe(1)

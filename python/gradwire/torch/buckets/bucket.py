@@ -158,8 +158,7 @@ class Bucket:
         self._ahead_seconds -= time.perf_counter() - waits  # which the caller counts
         said = []
         if alike is not None:
-            more = job.values_alike, job.asks
-            said.append(alike.begin(job.alike, wire, self._passes_on, *more))
+            said.append(alike.begin(job.alike, wire, self._passes_on, job.values_alike, job.asks))
         with self._residuals_at_hand():
             turn = self._begin(job, wire, said, auto, wire.turn) if begun is None else begun
             if begun is not None:

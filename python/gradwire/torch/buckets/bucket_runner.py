@@ -111,7 +111,7 @@ class BucketRunner:
         meanwhile: called before each wait for a peer; it may call `encode_ahead`."""
         started = time.perf_counter()
         self._wire.begin_turn()
-        # (A state that was loaded begins a step anew.)
+        # After a state was loaded, the step of this number is taken once more.
         if not self._is_in_step or job.step != self.ledger.step.step:
             self._begin_step(job)
         bucket = self._bucket_for(job)

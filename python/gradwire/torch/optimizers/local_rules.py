@@ -21,7 +21,7 @@ from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE, Compression
-from gradwire.torch.wrapping_optimizer import OwnUse, copy_options, remake
+from gradwire.torch.wrapping_optimizer import OwnUse, copy_options, note_step, remake
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 # Their steps shrink with the root of the second moment of the gradient that they are given.
@@ -265,7 +265,7 @@ class OuterLike:
     def lead(self, made: Optimizer) -> None:
         """Gives what was made the options that the user has changed. (Some optimizers count in
         their options.)"""
-        self._optimizer._opt_called = True  # type: ignore[attr-defined] # schedulers ask for a step
+        note_step(self._optimizer)
         options = copy_options(self._optimizer.param_groups[0])
         known, self._known[made] = self._known[made], options
         changed = {n: v for n, v in options.items() if n not in known or not _equal(v, known[n])}

@@ -35,6 +35,7 @@ from gradwire.torch.state_kinds import own_part_of
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
+    note_step,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
@@ -283,8 +284,7 @@ class ServerOptimizer(WrappingOptimizer):
             else:
                 self._barrier.finish(is_scaled=scale is not None)
         self._shared.note_values()
-        # A scheduler of the wrapped optimizer, which steps on the servers, asks for a step here.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        note_step(self._optimizer)  # which is taken on the servers
         self._side.warn()
         self._side.count()
         self._log(step)
