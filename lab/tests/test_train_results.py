@@ -70,22 +70,11 @@ def test_other_links_and_data_are_refused_by_name(tmp_path: Path) -> None:
         kept(tmp_path, links=modelled)
     with pytest.raises(TrainError, match=r"raw_int8-4\.json .*: data data instead of other data; "):
         kept(tmp_path, data="other data")
-    assert kept(tmp_path, data="data (SHA-256 1)").found(), "an older file has no digest"
-    digests = [f"data (SHA-256 {digit})" for digit in "12"]
-    other = tmp_path / "other"
-    other.mkdir()
-    kept(other).add(replace(made(SETTINGS.runs()[0]), data=digests[0]), {})
-    assert kept(other, data=digests[0]).found()
-    with pytest.raises(TrainError, match=r"data data \(SHA-256 1\) instead of data \(SHA-256 2"):
-        kept(other, data=digests[1])
-    assert len(tasks_of(read_documents([tmp_path, other]))) == 1
     assert kept(tmp_path).found()
 
 
 def test_other_weights_at_the_beginning_are_refused(tmp_path: Path) -> None:
     run = SETTINGS.runs()[0]
-    kept(tmp_path).add(made(run), {})
-    assert kept(tmp_path, init="5678").found(), "an older file does not say it"
     kept(tmp_path).add(replace(made(run), init_sha256="1234"), {})
     assert kept(tmp_path, init="1234").found()
     with pytest.raises(TrainError, match=r"-4\.json .*: init_sha256 1234 instead of 5678; "):

@@ -24,8 +24,6 @@ RAW = "raw"  # the codec
 # or its file names them.
 _FREE = {"codecs", "seed", "seeds", "data_dir", "threads"}
 
-_DIGEST = " (SHA-256"  # at the end of a description of data; that of images is newer than others
-
 
 class Results:
     """The runs that a folder holds. folder: None keeps nothing. Raises TrainError if a file of such
@@ -160,7 +158,6 @@ def tasks_of(documents: Sequence[dict[str, Any]]) -> list[Task]:
 
 def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
     texts = {document["data"] for document in documents}
-    texts -= {text.partition(_DIGEST)[0] for text in texts if _DIGEST in text}
     if len(texts) > 1:
         raise TrainError(
             f"the runs of {model} on {data} can't be compared, because their data differ: "
@@ -215,11 +212,8 @@ def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
     found, asked = settings_of(document), wanted.settings.to_json()
     compared = [k for k in asked if k not in _FREE] + ["codecs", "seed"]
     pairs = [(k, found[k], asked[k]) for k in compared]
-    pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links")]
-    if document["data"] != wanted.data.partition(_DIGEST)[0]:
-        pairs.append(("data", document["data"], wanted.data))
-    if digest := document.get("init_sha256"):
-        pairs.append(("init_sha256", digest, wanted.init_sha256))
+    pairs += [(k, document[k], getattr(wanted, k)) for k in ("times", "links", "data")]
+    pairs.append(("init_sha256", document.get("init_sha256", ""), wanted.init_sha256))
     named = [f"{key} {one} instead of {other}" for key, one, other in pairs if one != other]
     if named:
         raise TrainError(
