@@ -283,6 +283,21 @@ def test_a_codec_with_a_residual_is_refused_for_models(nvflare: Any) -> None:
         nvflare.CompressFilter("3lc:s=1.00")
 
 
+def test_swarm_learning_is_refused(nvflare: Any) -> None:
+    """No filter was called, and nothing was compressed, without a word."""
+
+    class CCWFJob: ...
+
+    class Recipe:
+        _job = CCWFJob()
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda one, tasks: None
+
+    with pytest.raises(ValueError, match="FLARE calls no filters"):
+        nvflare.compress(Recipe())
+
+
 def test_a_recipe_gets_the_four_filters(nvflare: Any) -> None:
     added: dict[str, Any] = {}
 

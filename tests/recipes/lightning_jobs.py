@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from gradwire.contrib.lightning import FabricStrategy, GradwireStrategy
 from gradwire.torch import LocalSteps
+from gradwire.torch.errors import ResidualDroppedWarning
 
 FOLDER = Path(sys.argv[1])
 SAME_BUCKETS = {"find_unused_parameters": True}
@@ -224,6 +225,13 @@ def main() -> None:
         **epochs,
     )
     found["averages"]["of"] = averages.validated
+    train(
+        "average at the end",
+        GradwireStrategy("small", every=3),
+        callbacks=[EMAWeightAveraging(decay=0.9)],
+        enable_checkpointing=False,
+        **epochs,
+    )
     train("nine", GradwireStrategy("small", every=3), max_steps=9)
 
     latest = ModelCheckpoint(FOLDER / "latest", every_n_train_steps=5, save_top_k=1)
@@ -254,6 +262,15 @@ def main() -> None:
             fabric.setup(model, *arguments)
         except (ValueError, RuntimeError) as error:
             found[name] = str(error)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=FabricStrategy())
+    fabric.launch()
+    both: list[Any] = []
+    for layer in (nn.Linear(16, 64), nn.Linear(64, 8)):
+        both += fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fabric.save(FOLDER / "both.ckpt", {str(place): each for place, each in enumerate(both)})
+    found["both"] = [str(w.message) for w in said if w.category is ResidualDroppedWarning]
 
     (FOLDER / f"found_{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.compat.common.parameter import ndarrays_to_parameters
 from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from gradwire.contrib.flower import CompressedGrid, CompressionMod
@@ -125,6 +125,23 @@ def test_a_model_in_float64_arrives_though_clients_train_in_float32() -> None:
     (trained,) = ask(CompressedGrid(clients), model)
     np.testing.assert_allclose(trained["w"], model["w"] + 1, atol=1e-5)
     assert trained["w"].dtype == np.float32
+
+
+def test_a_strategy_that_computes_in_float64_is_compressed_in_every_round() -> None:
+    """FedAdam's model is float64 after the first round, and nothing was compressed any more."""
+    dtypes = []
+
+    def train(model: dict[str, Any]) -> dict[str, Any]:
+        dtypes.append({name: str(values.dtype) for name, values in model.items()})
+        return model | {"w": model["w"] + 1}
+
+    grid = CompressedGrid(Clients(1, CompressionMod(), train))
+    strategy = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1, eta=0.1)
+    arrays = ArrayRecord({name: Array(values) for name, values in make_model().items()})
+    result = strategy.start(grid, arrays, num_rounds=3).arrays
+    assert result["w"].dtype == "float64"
+    assert [(each["w"], each["b"]) for each in dtypes] == [("float32", "float32")] * 3
+    assert min(grid.to_clients.ratio, grid.from_clients.ratio) > 3
 
 
 def test_both_ways_are_counted_without_the_other() -> None:

@@ -68,6 +68,12 @@ def test_callbacks_may_validate_other_weights(found: Found) -> None:
     assert found["averages"]["model"] == found["local quiet"]["model"]
 
 
+def test_all_ranks_end_with_one_average(ranks: list[Found]) -> None:
+    """Each had the average of its own weights."""
+    first, second = (rank["average at the end"]["model"] for rank in ranks)
+    assert first == second != ranks[0]["local quiet"]["model"]
+
+
 def test_what_looks_when_the_training_ends_sees_its_model(ranks: list[Found]) -> None:
     for rank in ranks:
         for name in ("local", "hook raw", "local whole"):
@@ -102,6 +108,11 @@ def test_a_checkpoint_has_the_weights_of_the_last_exchange(found: Found) -> None
 def test_a_checkpoint_takes_its_files_along_when_it_is_removed(found: Found) -> None:
     checkpoint, first, second = found["files"]
     assert (first, second) == (f"{checkpoint}.gradwire_0.pt", f"{checkpoint}.gradwire_1.pt")
+
+
+def test_a_second_model_without_its_state_is_said(found: Found) -> None:
+    (said,) = found["both"]
+    assert "both.ckpt has 2 optimizers" in said
 
 
 def test_what_can_not_be_is_refused(found: Found) -> None:

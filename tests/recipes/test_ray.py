@@ -44,5 +44,8 @@ def test_a_compiled_model_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         optimizer, way = compress(model, torch.optim.AdamW(model.parameters()), every=2)
         assert optimizer is way.exchange
         way.detach()
+        model = DistributedDataParallel(torch.nn.Linear(8, 8), static_graph=True)
+        with pytest.raises(ValueError, match="leave static_graph=True out"):
+            compress(model, torch.optim.AdamW(model.parameters()), every=2)
     finally:
         dist.destroy_process_group()

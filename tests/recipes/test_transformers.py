@@ -91,6 +91,12 @@ def test_a_checkpoint_has_the_weights_of_the_last_exchange(found: Found) -> None
     assert found["asked"]["saved"] == saved[3]
 
 
+def test_all_ranks_end_with_one_average(ranks: list[Found]) -> None:
+    """Each had the average of its own weights."""
+    first, second = (rank["average at the end"]["model"] for rank in ranks)
+    assert first == second != ranks[0]["local quiet"]["model"]
+
+
 def test_the_best_model_stays_loaded(found: Found) -> None:
     assert found["best"]["checkpoint"] == "checkpoint-8"
     assert found["best"]["is loaded"] is True

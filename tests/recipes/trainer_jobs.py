@@ -159,6 +159,21 @@ class Ask(TrainerCallback):
         control.should_save = state.global_step == 7
 
 
+class Average(TrainerCallback):
+    """Ends the training with a moving average of the weights."""
+
+    def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+        self.average = [p.detach().clone() for p in model.parameters()]
+
+    def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+        for average, parameter in zip(self.average, model.parameters(), strict=True):
+            average.lerp_(parameter.detach(), 0.1)
+
+    def on_train_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+        for average, parameter in zip(self.average, model.parameters(), strict=True):
+            parameter.data.copy_(average)
+
+
 class Gradients(TrainerCallback):
     """Whether a gradient is the same on both ranks."""
 
@@ -230,6 +245,7 @@ def main() -> None:
             **often,
         )
 
+    train("average at the end", GradwireCallback("small", every=5), Average())
     train("saves", GradwireCallback(every=5), max_steps=11, save_strategy="steps", save_steps=1)
     found["saves"]["saved"] = [saved("saves", step) for step in range(4, 12)]
     train("asked", GradwireCallback(every=5), Ask(), max_steps=11)

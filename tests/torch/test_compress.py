@@ -123,8 +123,15 @@ def test_a_model_gets_one_hook(cluster: Cluster) -> None:
         assert "gradwire_hook already: compress a model once" in message
 
 
-def refuse_inner_ddp() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), DistributedDataParallel(nn.Linear(4, 4)))
+def refuse_part(kind: str, words: str) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    part = nn.Linear(4, 4)
+    if kind == "ddp":
+        model = nn.Sequential(nn.Linear(4, 4), DistributedDataParallel(part))
+    else:
+        cpu = torch.device("cpu")
+        model = nn.Sequential(nn.Linear(4, 4), FullyShardedDataParallel(part, device_id=cpu))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     makers: list[Callable[[], Any]] = [
         lambda: compress(model, sgd),
@@ -132,13 +139,20 @@ def refuse_inner_ddp() -> None:
         lambda: ServerOptimizer(sgd, model=model),
     ]
     for make in makers:
-        with pytest.raises(ValueError, match="1 is in DistributedDataParallel, which averages gra"):
+        with pytest.raises(ValueError, match=words):
             make()
-    compress(model, torch.optim.SGD(model[0].parameters(), lr=0.1)).close()
+    if kind == "ddp":
+        compress(model, torch.optim.SGD(model[0].parameters(), lr=0.1)).close()
 
 
 def test_a_part_in_ddp_is_named(cluster: Cluster) -> None:
-    cluster.run(2, refuse_inner_ddp)
+    cluster.run(2, refuse_part, "ddp", "1 is in DistributedDataParallel, which averages gradients")
+
+
+def test_shards_of_fsdp1_are_refused(cluster: Cluster) -> None:
+    """Every rank took over the shards of rank 0."""
+    words = "1 is in FullyShardedDataParallel, and each rank has other values of it: take fully_sha"
+    cluster.run(2, refuse_part, "fsdp1", words)
 
 
 def test_compress_says_whose_an_option_is(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cluster import Cluster
 from gradwire.torch import GradwireState
+from runs import threads
 from training import loss_of, make_model
 from ways import build
 
@@ -90,6 +91,22 @@ def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
         pushed = by_name(logged, "push_bytes")
         assert list(pushed) == list(range(STEPS))
         assert sum(pushed.values()) == logged.stats["push_bytes"]
+
+
+@pytest.mark.parametrize("way", ["hook", "ShardedOptimizer", "LocalSteps, every step"])
+def test_steps_that_come_again_after_a_state_was_loaded_are_logged_again(way: str) -> None:
+    def roll_back(rank: int) -> list[int]:
+        training, writer = build(way, make_model(), codec="int8"), Writer()
+        training.source.log_to(writer, every=2)
+        training.run(2, loss_of)
+        state = training.state()
+        training.run(3, loss_of)
+        training.load(state, 2)
+        training.run(3, loss_of)
+        training.close()
+        return [step for tag, _, step in writer.written if tag == "gradwire/push_bytes"]
+
+    assert threads(1, roll_back) == [[0, 2, 4, 2, 4]]
 
 
 def test_local_steps_log_exchanges_however_rarely_they_log(cluster: Cluster) -> None:

@@ -152,6 +152,7 @@ def read_model() -> list[bool]:
     optimizer.synchronize()
     now = {name: tensor.clone() for name, tensor in model.named_parameters()}
     optimizer.close()
+    assert optimizer.state_dict()["gradwire"]["version"] == 1
     last = dict(model.named_parameters())
     return [
         not torch.allclose(before[name], tensor, atol=1e-4)

@@ -7,6 +7,7 @@ import io
 import re
 import runpy
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from cluster import Cluster, free_port, started_by_torchrun
 from gradwire.torch import Compression, ServerOptimizer
 from gradwire.torch.errors import CommunicationError, UnmatchedPatternWarning
 from gradwire.torch.options import grouped
+from runs import said_by, sgd, threads
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -197,6 +201,18 @@ def connect_late(differ: bool) -> str:
 
 def test_wrong_arguments_are_refused_at_once(cluster: Cluster) -> None:
     cluster.run(3, refuse)
+
+
+def test_shards_are_refused() -> None:
+    """In `connect` there was an error of NumPy."""
+
+    def make(rank: int) -> str:
+        model = nn.Linear(8, 16)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        return said_by(partial(ServerOptimizer, sgd(model.parameters()), model=model))
+
+    for said in threads(2, make):
+        assert said.startswith("TypeError: the model is sharded by fully_shard, and each rank of a")
 
 
 def test_it_has_the_interface_of_the_local_optimizer(cluster: Cluster) -> None:

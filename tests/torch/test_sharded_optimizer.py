@@ -253,6 +253,27 @@ def test_what_one_rank_alone_writes_is_named_where_it_differs(factor: float) -> 
             threads(2, train)
 
 
+def test_what_a_closure_writes_is_compared_too() -> None:
+    """A forward pass may, as that of nn.Embedding(max_norm=): the ranks went on with different
+    models."""
+
+    def train(rank: int) -> None:
+        training = build("ShardedOptimizer", make_model(), codec="raw")
+        first = training.model.get_parameter("first.weight")
+
+        def closure() -> torch.Tensor:
+            with torch.no_grad():
+                first.clamp_(max=0.1 - 0.05 * rank)
+            loss = loss_of(training.model, rank, 0)
+            loss.backward()
+            return loss
+
+        training.optimizer.step(closure)
+
+    with pytest.raises(PeerMismatchError, match=r"has 'values of first\.weight, checksum"):
+        threads(2, train)
+
+
 def test_what_cannot_be_done_is_refused() -> None:
     threads(1, lambda rank: refuse())
 

@@ -179,6 +179,25 @@ def test_what_an_optimizer_keeps_or_asks_for_is_given_or_refused(way: str, optim
         assert WRAPPED[way, optimizer] in said
 
 
+def test_what_a_closure_writes_is_no_step() -> None:
+    """Late momentum went on for some steps with what a closure had clamped."""
+
+    def steps(rank: int) -> None:
+        training = build(local(), Tied(), AdamW)
+
+        def closure() -> float:
+            with torch.no_grad():
+                for parameter in training.model.parameters():
+                    parameter.clamp_(-0.01, 0.01)
+            loss_of(training.module).backward()
+            return 0.0
+
+        training.optimizer.step(closure)
+
+    for said in threads(2, lambda rank: said_by(lambda: steps(rank))):
+        assert "was changed between two steps" in said
+
+
 def test_a_moment_close_to_the_weights_is_none_of_them() -> None:
     """The gradient of half the square of the weights is the weights."""
 

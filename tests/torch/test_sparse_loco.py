@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import runs
 from averages_by_hand import decaying, train_by_hand
-from gradwire.torch import outer_nesterov, sparse_loco
+from gradwire.torch import outer_nesterov, pulse_loco, sparse_loco
 from learning import learn
 from runs import INFINITE_NAME, Case, said_by, threads
 from training import make_model
@@ -75,3 +77,10 @@ def test_the_arguments_are_those_of_the_paper() -> None:
     chosen = sparse_loco(density=0.01, decay=0.9)
     assert chosen["codec"] == "topk2bit:density=0.01"
     assert (chosen["exchange"], chosen["residual_decay"]) == ("broadcast", 0.9)
+
+
+def test_presets_go_to_other_processes() -> None:
+    for preset in (outer_nesterov(0.5), pulse_loco(0.5), sparse_loco()):
+        outer = pickle.loads(pickle.dumps({"outer": preset} if callable(preset) else preset))
+        made = outer["outer"]([nn.Parameter(torch.zeros(1))])
+        assert made.defaults["lr"] in (0.5, 1.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,16 +88,22 @@ def test_each_way_says_what_it_was_given() -> None:
     loopback.run(2, check_all)
 
 
-def test_get_state_dict_says_what_to_save_instead() -> None:
-    def get(rank: int, kind: type[LocalSteps | ShardedOptimizer]) -> None:
-        model = nn.Linear(8, 8)
-        optimizer = kind(SGD(model.parameters(), lr=0.1), model)
-        with pytest.raises(TypeError, match=rf"that of {kind.__name__} is .* save PerRank\("):
+@pytest.mark.parametrize("kind", [LocalSteps, ShardedOptimizer, ServerOptimizer])
+def test_get_state_dict_says_what_to_save_instead(kind: Callable[..., Any]) -> None:
+    """PyTorch's takes a step, with learning rates of 0, where there is no state yet."""
+
+    def get(rank: int) -> float:
+        model, steps = nn.Linear(8, 8), []
+        optimizer = kind(SGD(model.parameters(), lr=0.1), model=model)
+        optimizer.log_to(SimpleNamespace(add_scalar=lambda *scalar: steps.append(scalar)), every=1)
+        said = rf"that of {type(optimizer).__name__} is .* save PerRank\(optimizer\) beside"
+        with pytest.raises(TypeError, match=said):
             get_state_dict(model, optimizer)
         optimizer.close()
+        assert not steps
+        return float(optimizer.param_groups[0]["lr"])
 
-    for kind in (LocalSteps, ShardedOptimizer):
-        loopback.run(2, partial(get, kind=kind))
+    assert loopback.run(2, get) == [0.1, 0.1]
 
 
 def test_hooks_of_optimizers_see_the_state_and_may_change_it() -> None:

@@ -125,6 +125,20 @@ def test_the_hook_says_what_residuals_on_the_device_cost(ranks: Cluster) -> None
     assert int(copied[1].replace(",", "")) > 0
 
 
+def shelve() -> tuple[list[Any], list[Any]]:
+    """A parameter in channels_last after a use, and what it should be."""
+    before = integers(2 * 3 * 4 * 5, seed=1).view(2, 3, 4, 5)
+    weight = nn.Parameter(before.to(memory_format=torch.channels_last).to(DEVICE))
+    with moves.Shelf([weight], page_locked=False).at_hand(), torch.no_grad():
+        weight.add_(1)
+    return weight.detach().cpu().tolist(), (before + 1).tolist()
+
+
+def test_anchors_on_the_host_may_have_any_order_in_memory(ranks: Cluster) -> None:
+    found, expected = ranks.run(1, shelve)[0]
+    assert found == expected
+
+
 def test_what_has_no_such_memory_says_so() -> None:
     with pytest.raises(ValueError, match="memory is 'gpu'; valid are"):
         Execution(memory="gpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from cluster import Cluster
-from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError
+from gradwire.weights import Publisher, StaleBaseError, Subscriber, WeightsError, diff, patch
 from states import assert_same
 
 
@@ -116,6 +117,38 @@ def receive_other_shards(store: str, kind: str) -> None:
 def test_shards_that_are_cut_otherwise_are_refused(tmp_path: Path, kind: str) -> None:
     cluster = Cluster(2)
     cluster.run(2, receive_other_shards, str(tmp_path), kind)
+    cluster.close()
+
+
+def use_a_replica(store: str, kind: str) -> None:
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    zeros, ones = (
+        {"w": distribute_tensor(torch.full((4,), value), mesh, [Replicate()]), "b": torch.ones(2)}
+        for value in (0.0, 1.0)
+    )
+    if kind == "patch":
+        patch(zeros, diff(zeros, ones))
+        assert zeros["w"].to_local().all()
+    elif kind == "base":
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Publisher(f"{store}/{rank}", base=zeros).publish(ones)
+    else:
+        Publisher(f"{store}/{rank}").publish(ones)
+        target: dict[str, torch.Tensor] = {}
+        subscriber = Subscriber(f"{store}/{rank}")
+        subscriber.fetch()
+        subscriber.apply_(target)
+        assert target.keys() == ones.keys()
+        assert target["w"].all()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("kind", ["patch", "base", "publish"])
+def test_a_rank_alone_has_its_replicas(tmp_path: Path, kind: str) -> None:
+    """They were left out, as those that another rank publishes."""
+    cluster = Cluster(2)
+    cluster.run(2, use_a_replica, str(tmp_path), kind)
     cluster.close()
 
 

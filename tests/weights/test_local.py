@@ -218,12 +218,14 @@ def test_a_file_that_comes_between_fetch_and_apply_stays(tmp_path: Path) -> None
     mine = local / "adapter.safetensors"
     safetensors.torch.save_file({"lora": torch.ones(3)}, mine)
     kept = mine.read_bytes()
-    for step in (subscriber.apply_, subscriber.fetch):
+    for step in (subscriber.apply_, subscriber.apply_, Subscriber(store, local=local).fetch):
         with pytest.raises(WeightsError, match="would be lost: 'lora'"):
             step()
         assert mine.read_bytes() == kept
         assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(1))
     mine.unlink()
+    assert subscriber.apply_().version == 2
+    assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(2))
     publisher.publish(state_of(3))
     follow(store, local)
     assert_same(safetensors.torch.load_file(local / "model.safetensors"), state_of(3))

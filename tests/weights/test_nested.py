@@ -19,6 +19,7 @@ from gradwire.weights import (
     flatten,
     unflatten,
 )
+from gradwire.weights.folder import MemoryFolder
 from states import bits
 
 State = dict[str, Any]
@@ -238,6 +239,19 @@ def test_the_last_call_of_fetch_decides(store: Path) -> None:
         call()
         assert subscriber.apply_(target).version == version
         assert target["x"].tolist() == [version] * 100
+
+
+def test_a_version_between_that_in_use_and_the_fetched_one_is_fetched() -> None:
+    """No full version is needed for it."""
+    store, target = MemoryFolder(), {"x": torch.zeros(100)}
+    publisher = Publisher(store, base=target)
+    for version in range(1, 4):
+        publisher.publish({"x": torch.full((100,), float(version))})
+    subscriber = Subscriber(store, version=0)
+    for version in (3, 2):
+        subscriber.fetch(version)
+    assert subscriber.apply_(target).version == 2
+    assert target["x"].tolist() == [2.0] * 100
 
 
 @pytest.mark.parametrize("version", [0, -1, 6])

@@ -116,6 +116,20 @@ def test_a_tensor_of_all_ranks_may_be_tied_on_one_of_them(tmp_path: Path) -> Non
     assert "'head' is whole for several ranks, and its values differ" in str(errors[0])
 
 
+@pytest.mark.parametrize("empty_one", [0, 1])
+def test_a_rank_may_hold_nothing_of_a_tensor(tmp_path: Path, empty_one: int) -> None:
+    """Its part begins where that of another rank does, whose values were not published."""
+    values, nothing = torch.arange(6.0), torch.empty(0, 3)
+    states = [{"w": half(values, 0), "zero": Shard(nothing, (0, 0), (0, 3))}] * 2
+    states[empty_one] = states[0] | {"w": half(values[:0], 0)}
+    assert publish_all(make(tmp_path), states) == [1, 1]
+    target = State()
+    subscriber = Subscriber(tmp_path)
+    subscriber.fetch()
+    subscriber.apply_(target)
+    assert_same(target, {"w": values, "zero": nothing})
+
+
 def test_a_full_disk_of_a_rank_is_named_by_the_others() -> None:
     class FullFolder(FaultyFolder):
         def write(self, name: str, pieces: Any, only_new: bool = False) -> None:

@@ -602,6 +602,22 @@ def test_nothing_to_apply_to_is_refused(store: Place) -> None:
         subscriber.apply_()
 
 
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_refused_target_takes_nothing_away(store: Place, claims: bool) -> None:
+    """The next target gets the version; it stayed as it was, without a word."""
+    publisher = Publisher(store)
+    publisher.publish(state_of(1))
+    subscriber = Subscriber(store, version=1 if claims else None)
+    publisher.publish(state_of(2))
+    subscriber.fetch()
+    for wrong in (None, {"weight": 1.0}):
+        with pytest.raises(WeightsError):
+            subscriber.apply_(wrong)
+    target = state_of(1)
+    assert subscriber.apply_(target).version == 2
+    assert_same(target, state_of(2))
+
+
 def test_a_store_in_which_no_version_comes_is_named(
     store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ client. The server decodes the update u and gives x + u to the strategy: the mod
 takes the error of its encoding.
 
 Both ends are needed. float32 arrays of at least `min_numel` values are compressed; all others,
-and the metrics, travel as they are. A frame is the data of an `Array` whose stype begins with
-"gradwire".
+and the metrics, travel as they are. What was float32 in an earlier round is sent as float32 though
+a strategy computes it in float64, as FedAdam does. A frame is the data of an `Array` whose stype
+begins with "gradwire".
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ class CompressedGrid(Grid):
         self._codec = codec_of_models(codec)
         self._min_numel = min_numel
         self._rounds = 0
+        self._float32: set[str] = set()  # names of arrays that have been float32
         self.to_clients = Traffic()
         self.from_clients = Traffic()
 
@@ -184,7 +186,7 @@ class CompressedGrid(Grid):
             node = message.metadata.dst_node_id
             if node in models:
                 raise ValueError(f"two models for node {node} at once; a reply would fit either")
-            models[node] = _decode(record)
+            models[node] = self._in_float32(_decode(record))
             if id(record) not in encoded:
                 encoded[id(record)] = self._encode(models[node])
             message.content = _with_arrays(message, name, encoded[id(record)])
@@ -205,6 +207,12 @@ class CompressedGrid(Grid):
                 }
                 reply.content = _with_arrays(reply, name, _plain(trained))
         return replies
+
+    def _in_float32(self, model: Arrays) -> Arrays:
+        """The model, with float32 arrays again where a strategy has made them float64."""
+        self._float32 |= {name for name, values in model.items() if values.dtype == np.float32}
+        wide = {n for n, values in model.items() if values.dtype == np.float64} & self._float32
+        return {n: v.astype(np.float32) if n in wide else v for n, v in model.items()}
 
     def _encode(self, model: Arrays) -> ArrayRecord:
         record = ArrayRecord()

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.errors import requiring
+from gradwire.errors import requiring, warn_user
 
 with requiring(__name__, "Lightning", "lightning", "'.[recipes]'"):
     from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
@@ -27,6 +27,7 @@ with requiring(__name__, "Lightning", "lightning", "'.[recipes]'"):
     from lightning.pytorch.strategies import DDPStrategy
 
 from gradwire.contrib.way import Way, split_options
+from gradwire.torch.errors import ResidualDroppedWarning
 
 
 class GradwireStrategy(DDPStrategy):
@@ -35,7 +36,8 @@ class GradwireStrategy(DDPStrategy):
 
     With LocalSteps `gradient_clip_val` becomes `clip_norm`, unless that is given or values are
     clipped. Validation and checkpoints see the weights on which all ranks agreed last; when the
-    training ends, the ranks exchange what they have changed since.
+    training ends, the ranks exchange what they have changed since. Where a callback then puts an
+    average of the weights in place, all ranks take that of rank 0.
 
     Each rank saves a file beside every checkpoint, `CHECKPOINT.gradwire_RANK.pt`, so that a resumed
     training ends with the same bits. Checkpoints must be files on a disk. The module has one
@@ -84,6 +86,10 @@ class GradwireStrategy(DDPStrategy):
     def on_validation_end(self) -> None:
         self.way.show_own()
         super().on_validation_end()
+
+    def on_train_end(self) -> None:  # after all callbacks
+        self.way.level()
+        super().on_train_end()
 
     def teardown(self) -> None:
         self.way.detach()
@@ -162,13 +168,19 @@ class FabricStrategy(FabricDDPStrategy):
     def save_checkpoint(self, path: str | Path, state: dict[str, Any], **options: Any) -> None:
         with self.way.agreed():
             super().save_checkpoint(path, state, **options)
-        if _has_optimizer(state):
+        if count := _count_optimizers(state):
             self.way.save(path)
+        if count > 1:
+            warn_user(
+                f"{path} has {count} optimizers, and gradwire's state of the last one that was set "
+                "up alone: the training of the others goes on from there without residuals",
+                ResidualDroppedWarning,
+            )
 
     def load_checkpoint(
         self, path: str | Path, state: Any = None, **options: Any
     ) -> dict[str, Any]:
-        has_optimizer = isinstance(state, dict) and _has_optimizer(state)
+        has_optimizer = isinstance(state, dict) and _count_optimizers(state) > 0
         self.way.show_own()
         rest: dict[str, Any] = super().load_checkpoint(path, state, **options)
         if has_optimizer:
@@ -183,8 +195,8 @@ class _NothingToSkip:
         return nullcontext()
 
 
-def _has_optimizer(state: dict[str, Any]) -> bool:
-    return any(isinstance(value, Optimizer) for value in state.values())
+def _count_optimizers(state: dict[str, Any]) -> int:
+    return sum(isinstance(value, Optimizer) for value in state.values())
 
 
 def _only(optimizers: list[Optimizer]) -> Optimizer:

@@ -222,8 +222,14 @@ def compress(
         recipe: A recipe of FLARE, such as FedAvgRecipe.
         tasks: The tasks whose data and results are compressed.
 
-    The other arguments, and what is raised, are those of CompressFilter.
+    The other arguments, and what is raised, are those of CompressFilter. Raises ValueError for a
+    recipe of swarm learning, too.
     """
+    job = getattr(recipe, "_job", None)
+    if any(base.__name__ == "CCWFJob" for base in type(job).__mro__):
+        raise ValueError(
+            f"{type(recipe).__name__}: its clients send to each other, where FLARE calls no filters"
+        )
     for add, kind in (
         (recipe.add_server_output_filter, CompressFilter),
         (recipe.add_client_input_filter, DecompressFilter),

@@ -42,7 +42,8 @@ class GradwireCallback(TrainerCallback):
     - With `every` above 1 each rank averages its loss over its own tokens, instead of waiting in
       each step for the number that the others have (`average_tokens_across_devices`).
     - The Trainer evaluates and saves the weights on which all ranks agreed last. When the training
-      ends, the ranks exchange what they have changed since.
+      ends, the ranks exchange what they have changed since. Where another callback then puts an
+      average of the weights in place, all ranks take that of rank 0.
 
     Each rank adds a file `gradwire_RANK.pt` to every checkpoint, so that a resumed training ends
     with the same bits as one that was not interrupted. It is read from `checkpoint-STEP` in
@@ -129,6 +130,7 @@ class GradwireCallback(TrainerCallback):
             self.on_step_end(args, state, control)
 
     def on_train_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self._way.level()
         self._way.detach()
 
     # --------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from gradwire.errors import warn_user
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
-from gradwire.torch.errors import ResidualDroppedWarning
+from gradwire.torch.errors import PeerMismatchError, ResidualDroppedWarning
 from gradwire.torch.hook.ddp_module import require_unhooked
+from gradwire.torch.network.engine import agree
+from gradwire.torch.network.transport import Transport
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
 from gradwire.torch.staging.moves import checksums_of
 from gradwire.torch.wrapping_optimizer import runs_hooks_of_loading, runs_hooks_of_saving
@@ -104,6 +106,11 @@ class Way:
                 f"{self._owner} compresses what several processes send, and this is one without "
                 "DistributedDataParallel: start the program with torchrun --nproc-per-node 2"
             )
+        if self.is_local and ddp is not None and ddp.static_graph:
+            raise ValueError(  # no_sync ends in an internal error of PyTorch
+                f"{self._owner}: with every= DistributedDataParallel averages nothing, and with a "
+                "static graph it always does: leave static_graph=True out"
+            )
         self.detach()
         if isinstance(optimizer, gradwire.torch.LocalSteps):
             raise RuntimeError(
@@ -135,6 +142,24 @@ class Way:
         self.show_own()
         if self._local is not None:
             self._local.synchronize()
+
+    def level(self) -> None:
+        """Gives all ranks the model of rank 0, whose checkpoints are kept, if theirs differ: after
+        `finish` a callback may have put each rank's own average of weights in place."""
+        if self._local is None:
+            return
+        replica, session = self._local._replica, self._local._peers.session
+        own = str(self._checksums())
+
+        def is_equal(wire: Transport) -> bool:
+            try:
+                agree(own, wire)
+            except PeerMismatchError:
+                return False
+            return True
+
+        if not session.start(is_equal, "comparing the models").result():
+            replica.follow_rank_0(session, [])
 
     def show_agreed(self) -> None:
         """Puts the weights on which all ranks agreed last into the model, to evaluate or to save

@@ -72,7 +72,8 @@ class LiveScalars:
 
     def _log(self, step: int) -> None:
         """Called when a step is complete; logs the first of each `every` steps."""
-        if self._writer is None or step // self._log_every <= self._last_logged // self._log_every:
+        # (After a state was loaded, steps of the same numbers come again.)
+        if self._writer is None or step // self._log_every == self._last_logged // self._log_every:
             return
         self._last_logged = step
         for name, value in self.scalars().items():

@@ -80,17 +80,24 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def refuse_ddp(model: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
-    """Raises ValueError if DistributedDataParallel averages the gradients of any of these."""
+    """Raises ValueError if DistributedDataParallel averages the gradients of any of these, or
+    FullyShardedDataParallel (FSDP1) shards them. (By its name: its module takes long to import.)"""
     ours = set(map(id, tensors))
     for name, module in model.named_modules():
-        if not isinstance(module, DistributedDataParallel):
-            continue
-        if not ours.isdisjoint(map(id, module.parameters())):
-            raise ValueError(
-                f"{clean_name(f'{name}.').rstrip('.') or 'the model'} is in "
+        if isinstance(module, DistributedDataParallel):
+            said = (
                 "DistributedDataParallel, which averages gradients itself: give the module in it, "
                 "and call that"
             )
+        elif any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):
+            said = (
+                "FullyShardedDataParallel, and each rank has other values of it: take fully_shard "
+                "(FSDP2) and FullyShardComm, which compresses what that sends"
+            )
+        else:
+            continue
+        if not ours.isdisjoint(map(id, module.parameters())):
+            raise ValueError(f"{clean_name(f'{name}.').rstrip('.') or 'the model'} is in {said}")
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -158,17 +158,22 @@ def note_step(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def refuse_get_state_dict(optimizer: WrappingOptimizer) -> None:
-    """Raises TypeError where torch.distributed.checkpoint's get_state_dict asks for the state."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("gradwire."):
+def is_of_get_state_dict() -> bool:
+    """Whether the caller's method was called by torch.distributed.checkpoint's get_state_dict,
+    which also steps an optimizer that has no state yet, with learning rates of 0."""
+    frame, between = sys._getframe(1), ("gradwire.", "torch.optim.")
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(between):
         frame = frame.f_back
-    if frame.f_globals["__name__"] == "torch.distributed.checkpoint.state_dict":
+    return bool(frame.f_globals["__name__"] == "torch.distributed.checkpoint.state_dict")
+
+
+def refuse_get_state_dict(optimizer: WrappingOptimizer) -> None:
+    """Raises TypeError where get_state_dict asks for the state."""
+    if is_of_get_state_dict():
         name = type(optimizer).__name__
         raise TypeError(
             f"get_state_dict cuts an optimizer's state by parameters, and that of {name} is each "
-            "rank's own: take get_model_state_dict, and save PerRank(optimizer.state_dict()) "
-            "beside the model"
+            "rank's own: take get_model_state_dict, and save PerRank(optimizer) beside the model"
         )
 
 

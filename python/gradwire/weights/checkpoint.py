@@ -61,7 +61,7 @@ class Checkpoint:
         self._places: dict[str, str] = {}  # the tensors' files
         self._own: set[str] = set()  # files with tensors of the version alone
         self._absent: set[str] = set()  # tied tensors of the version that are in none of them
-        self._checked: list[tuple[object, ...]] = []  # the looks of the files in `check`
+        self._checked: list[tuple[object, ...]] = []  # looks of files that `check` accepted
         self.version = self._read_marker()
 
     @contextmanager
@@ -79,7 +79,7 @@ class Checkpoint:
         return self.version != before
 
     def is_touched(self) -> bool:
-        """Whether somebody has changed the files since `check`."""
+        """Whether somebody has changed the files since `check` accepted them."""
         return self._looks() != self._checked
 
     def views(self, mode: Literal["r+", "c"] = "r+") -> dict[str, View]:
@@ -125,7 +125,7 @@ class Checkpoint:
         here will change."""
         if writes:
             self._refuse_links()
-        self._checked = self._looks()
+        looks = self._looks()
         views = self._base("c")
         known = {entry.name for entry in update.entries.values()} | set(update.removed)
         lost = [name for name in views if name not in known and self._places[name] not in self._own]
@@ -139,6 +139,7 @@ class Checkpoint:
             )
         self._own |= set(self._places.values())
         self._target(views).check(update)
+        self._checked = looks
 
     def apply(self, update: Update, track: Track = iter) -> None:
         """Applies an update that `check` has accepted; the change is durable then."""

@@ -172,7 +172,7 @@ class Publisher:
     def _publish(self, state: Any, anchor: bool) -> Published:
         started = time.perf_counter()
         own = tensors_of(state)
-        views = views_of(own, self._rename)
+        views = views_of(own, self._rename, in_team=self._team.ranks > 1)
         self._unmatched = [name for name in self._names if name not in own]
         if self._team.ranks == 1:  # with several ranks, others may have them: _commit looks
             self._refuse_names(self._unmatched, own)

@@ -68,10 +68,11 @@ class Subscriber:
 
     Args:
         store: What the publisher has: a folder, a prefix that fsspec opens, or a `Folder`.
-        local: A .safetensors file or a folder of such files that follows the versions. Without a
-            marker of an earlier subscriber it is version 0, the publisher's `base`. It may be
-            missing; the first version is a full one then. Tensors in it that no version has put
-            there are an error. Subscribers of one machine may share it: one of them changes it.
+        local: A .safetensors file or a folder of such files that follows the versions. It changes
+            in place, and with it tensors that are mapped from it: load copies. Without a marker of
+            an earlier subscriber it is version 0, the publisher's `base`. It may be missing; the
+            first version is a full one then. Tensors in it that no version has put there are an
+            error. Subscribers of one machine may share it: one of them changes it.
         version: The version that the model has at the start, without `local`: 0 is the publisher's
             `base`. None: it has none, and the first fetch takes a full version.
         threads: Threads.
@@ -200,7 +201,7 @@ class Subscriber:
             return self._apply(target)
 
     def _apply(self, target: Any) -> Applied:
-        update, self._pending = self._pending, None
+        update = self._pending
         if update is None and target is not None and self._model() is not target:
             update = self._in_use()
         if update is None:
@@ -223,13 +224,12 @@ class Subscriber:
                 tensors = Target(target, self._threads, remedy=_REMEDY)
                 tensors.check(update)
         except StaleBaseError:
-            self._version = None
+            self._version = self._pending = None
             raise
+        self._version = self._pending = None
         if target is not None:
-            self._version = None
             tensors.write(update)
         seconds = time.perf_counter() - started
-        self._version = None
         if self._local is not None and files is not None and files.base != files.version:
             self._local.apply(files)
         if target is not None:
@@ -266,10 +266,12 @@ class Subscriber:
 
     def _take(self, wanted: int) -> None:
         """Makes the update to a version the pending one; None if `local` was found to have it."""
-        current = self._version if self._pending is None else self._pending.version
-        update = self._store.follow(current, to=wanted)
-        if update.base is not None and self._pending is not None:
-            update = fold_updates(self._pending, update, self._threads)
+        start = self._pending
+        if start is not None and start.version > wanted:  # no delta leads back
+            start = None
+        update = self._store.follow(start.version if start else self._version, to=wanted)
+        if update.base is not None and start is not None:
+            update = fold_updates(start, update, self._threads)
         if self._local is not None:
             with self._local.alone():
                 try:

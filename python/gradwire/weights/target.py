@@ -46,7 +46,7 @@ class Target:
         self._open = owner if _is_open(owner) else None
         # What a model has in its state beside tensors of plain values may be of no version.
         self._refused: dict[str, WeightsError] | None = {} if self._open is None else None
-        self._views = views_of(owner, receives=True, refused=self._refused)
+        self._views = views_of(owner, refused=self._refused)
         parts = sorted(filter(attrgetter("at"), self._views.values()), key=attrgetter("numel"))
         self._parts = {view.name: view for view in parts}  # the largest one of each tensor
         self._threads, self._remedy = threads, remedy
@@ -70,7 +70,7 @@ class Target:
         """Raises an error unless the update can be applied: StaleBaseError, WeightsError."""
         self.check_base(update)
         self._check_ties(update)
-        again = views_of(self._owner, receives=True, refused={})
+        again = views_of(self._owner, refused={})
         for entry in update.entries.values():
             view = self._views.get(entry.key) or self._views.get(entry.name)
             if view is None or entry.kind == "same" or self.find(entry) is None:
@@ -262,7 +262,7 @@ class Target:
         """Gives a dictionary another tensor of this name."""
         assert self._open is not None, "check() has found the tensor"
         self._open[name] = values
-        self._views[name] = views_of({name: values}, receives=True)[name]
+        self._views[name] = views_of({name: values})[name]
 
     def _tie(self, entry: Entry, to: Entry) -> None:
         source, view = self.find(to), self.find(entry)

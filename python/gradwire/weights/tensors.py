@@ -209,19 +209,19 @@ def tensors_of(state: Any) -> Mapping[str, Any]:
 def views_of(
     state: Any,
     rename: Callable[[str], str] = str,
-    receives: bool = False,
     refused: dict[str, WeightsError] | None = None,
+    in_team: bool = False,
 ) -> dict[str, View]:
     """The tensors of a dictionary or a model by their keys, in its order.
 
-    Parts that another rank publishes are left out, unless this one `receives` them. Raises
+    in_team: whether other ranks publish, too, and parts that one of them has are left out. Raises
     WeightsError, which names what is no tensor of plain values; with `refused` it stands there.
     """
     found: dict[str, View] = {}
     for own_name, values in tensors_of(state).items():
         name = checked_name(own_name, rename)
         try:
-            view = _view(name, values, receives)
+            view = _view(name, values, in_team)
         except WeightsError as error:
             if refused is None:
                 raise
@@ -322,7 +322,7 @@ def overlapping(views: Mapping[str, View]) -> Iterator[str]:
         last = reach, keys
 
 
-def _view(name: str, values: Any, receives: bool) -> View | None:
+def _view(name: str, values: Any, in_team: bool) -> View | None:
     """None: another rank publishes it."""
     if isinstance(values, View):
         return values
@@ -331,7 +331,7 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
     if isinstance(values, Shard):
         values, at, whole = values.values, _integers(name, values.at), _integers(name, values.whole)
     elif hasattr(values, "device_mesh") and hasattr(values, "placements"):
-        sharded = _shard_of(name, values, receives)
+        sharded = _shard_of(name, values, in_team)
         if sharded is None:
             return None
         values, at, whole = sharded
@@ -365,7 +365,8 @@ def _view(name: str, values: Any, receives: bool) -> View | None:
             f"tensor {name!r}: a part of shape {list(view.shape)} at {list(at)} is not within "
             f"{list(whole)}"
         )
-    return view
+    # Where others hold something, no part is empty: theirs may begin at the same place.
+    return None if in_team and at and 0 not in whole and not view.numel else view
 
 
 def _integers(name: str, given: Any) -> tuple[int, ...]:
@@ -378,9 +379,9 @@ def _integers(name: str, given: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _shard_of(name: str, values: Any, receives: bool) -> tuple[Any, Place, tuple[int, ...]] | None:
-    """What this rank holds of a DTensor; None where another rank publishes the same, and where it
-    holds nothing."""
+def _shard_of(name: str, values: Any, in_team: bool) -> tuple[Any, Place, tuple[int, ...]] | None:
+    """What this rank holds of a DTensor; None where it is not among its ranks. In a team also where
+    another rank publishes the same."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = values.device_mesh, values.placements
@@ -396,7 +397,7 @@ def _shard_of(name: str, values: Any, receives: bool) -> tuple[Any, Place, tuple
                 "redistribute() it"
             )
     local = values.to_local()
-    if coordinate is None or ((replica or not local.numel()) and not receives):
+    if coordinate is None or (in_team and replica):
         return None
     whole = tuple(values.shape)
     if tuple(local.shape) == whole:

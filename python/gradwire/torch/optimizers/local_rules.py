@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -289,7 +290,7 @@ def _equal(one: Any, other: Any) -> bool:
 def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
     """DiLoCo's outer optimizer (Douillard et al. 2023, arXiv:2311.08105): SGD with Nesterov
     momentum, with the values that its authors found best."""
-    return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
+    return partial(SGD, lr=lr, momentum=momentum, nesterov=True)
 
 
 @explains_arguments
@@ -335,7 +336,7 @@ def sparse_loco(density: float = 0.02, decay: float = 0.95, lr: float = 1.0) -> 
         "codec": f"topk2bit:density={density}",
         "exchange": "broadcast",
         "residual_decay": decay,
-        "outer": lambda parameters: SGD(parameters, lr=lr),
+        "outer": partial(SGD, lr=lr),
     }
 
 

@@ -49,6 +49,7 @@ from gradwire.torch.tensor_memory import require_memory
 from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     as_one,
+    is_of_get_state_dict,
     refuse_get_state_dict,
     refuse_modes,
     runs_hooks_of_loading,
@@ -201,6 +202,8 @@ class LocalSteps(WrappingOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
+        if is_of_get_state_dict():
+            return None  # it asks for the state then, which is refused
         self._begin_step()
         scale, not_finite = self._scaler_says()
         before = self._averaging.copy_parameters()
@@ -275,8 +278,12 @@ class LocalSteps(WrappingOptimizer):
                     )
 
     def _step_alone(self, closure: Callable[[], Any] | None, scale: float | None) -> Any:
+        is_late = bool(self._averaging.betas)
+
         def evaluate() -> Any:  # several times, if the optimizer does, as LBFGS and SAM do
             loss = self._evaluate(closure)
+            if is_late and closure is not None:
+                self._check_unedited()  # a forward pass may change parameters
             for name, parameter in self._replica.named:
                 if parameter.grad is not None:
                     require_memory(name, parameter.grad)
@@ -285,7 +292,6 @@ class LocalSteps(WrappingOptimizer):
                 self._scale_gradients(scale)
             return loss
 
-        is_late = bool(self._averaging.betas)
         momentum = without_momentum(self._optimizer) if is_late else nullcontext()
         if closure is None:
             evaluate()

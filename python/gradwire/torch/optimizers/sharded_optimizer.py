@@ -49,6 +49,7 @@ from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     copy_options,
     finer_codec,
+    is_of_get_state_dict,
     refuse_get_state_dict,
     refuse_modes,
     refuse_several_gradients,
@@ -156,6 +157,8 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
+        if is_of_get_state_dict():
+            return None  # it asks for the state then, which is refused
         if vars(self).pop("found_inf", None) is not None:
             vars(self).pop("grad_scale", None)
             raise RuntimeError(
@@ -163,10 +166,10 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
                 "train in float32 or bfloat16"
             )
         self._session.check()
+        loss = self._evaluate(closure)  # which may change parameters, as a forward pass may
         self._replica.shared.check()
         if edited := self._replica.shared.edited():
             self._take_over(edited)
-        loss = self._evaluate(closure)
         self._exchange(asks=bool(edited))
         self._log(self._steps - 1)
         return loss

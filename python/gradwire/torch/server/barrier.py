@@ -107,8 +107,9 @@ class TensorBarrier:
 
     def synchronize(self) -> None:
         """Waits until all parameters have the values of `version`, or newer ones. Between the first
-        gradient and `finish` they keep the values for which the gradient is computed."""
-        if not self._begun:
+        gradient and `finish` they keep the values for which the gradient is computed. After
+        `detach` it waits for nothing."""
+        if self._handles and not self._begun:
             with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(self._working.parts)
 

@@ -35,7 +35,9 @@ from gradwire.torch.state_kinds import own_part_of
 from gradwire.torch.wrapping_optimizer import (
     OptimizerWatch,
     WrappingOptimizer,
+    is_of_get_state_dict,
     note_step,
+    refuse_get_state_dict,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
@@ -269,6 +271,8 @@ class ServerOptimizer(WrappingOptimizer):
         Raises TypeError for a sparse gradient, and CommunicationError naming the rank that is gone,
         is silent, or has stopped.
         """
+        if is_of_get_state_dict():
+            return None  # it asks for the state then, which is refused
         if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
         loss = self._evaluate(closure)
@@ -354,6 +358,7 @@ class ServerOptimizer(WrappingOptimizer):
         pushes, on a server those of its pulls. With pulls="updates" it has the model, too: the
         server's own tensors, and the sums of their changes on a worker.
         """
+        refuse_get_state_dict(self)
         self.synchronize()
         state, buffers = self._optimizer.state_dict(), self._plan.buffers
         state["gradwire"] = self._identity().make_state(

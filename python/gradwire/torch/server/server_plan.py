@@ -17,6 +17,7 @@ from gradwire.torch.parameters import (
     NamedTensor,
     clean_name,
     device_of,
+    is_sharded,
     name_parameters,
     shapes_of,
 )
@@ -63,11 +64,16 @@ def make_plan(
     buffers: ModelBuffers | None,
 ) -> ServerPlan:
     """Raises ValueError for a model that can't be exchanged as the settings say, TypeError for
-    named parameters without names, and the errors of name_parameters."""
+    named parameters without names and for shards, and the errors of name_parameters."""
     if named_parameters is None and settings.exclude_last:
         raise ValueError("exclude_last needs the names: give named_parameters= or model=")
     pairs = None if named_parameters is None else _require_pairs(named_parameters)
     named = name_parameters(optimizer, pairs, tuple(RAW_CODECS))
+    if any(is_sharded(tensor) for _, tensor in named):
+        raise TypeError(
+            "the model is sharded by fully_shard, and each rank of a ServerOptimizer has a whole "
+            "one: FullyShardComm compresses what FSDP2 sends"
+        )
     settings = settings.with_last_excluded(shapes_of(named))
     layout = settings.layout_of(named)
     for pattern in layout.unmatched:

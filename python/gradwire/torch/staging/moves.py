@@ -140,7 +140,7 @@ class Shelf:
         self._uses = 0  # under way
         self._is_changed = True
         self.copied_bytes = 0
-        self._there: torch.Tensor | None = torch.cat([t.detach().view(-1) for t in tensors])
+        self._there: torch.Tensor | None = torch.cat([t.detach().reshape(-1) for t in tensors])
         self._put_back()
 
     @contextlib.contextmanager
