@@ -10,6 +10,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -161,10 +162,11 @@ def note_step(optimizer: Optimizer) -> None:
 def is_of_get_state_dict() -> bool:
     """Whether the caller's method was called by torch.distributed.checkpoint's get_state_dict,
     which also steps an optimizer that has no state yet, with learning rates of 0."""
-    frame, between = sys._getframe(1), ("gradwire.", "torch.optim.")
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(between):
-        frame = frame.f_back
-    return bool(frame.f_globals["__name__"] == "torch.distributed.checkpoint.state_dict")
+    frame: FrameType | None = sys._getframe(1)
+    name = "gradwire."
+    while frame is not None and name.startswith(("gradwire.", "torch.optim.")):
+        name, frame = frame.f_globals.get("__name__", ""), frame.f_back
+    return name == "torch.distributed.checkpoint.state_dict"
 
 
 def refuse_get_state_dict(optimizer: WrappingOptimizer) -> None:
