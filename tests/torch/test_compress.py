@@ -124,11 +124,14 @@ def test_a_model_gets_one_hook(cluster: Cluster) -> None:
 
 
 def refuse_part(kind: str, words: str) -> None:
+    from torch.distributed._composable.replicate import replicate
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     part = nn.Linear(4, 4)
     if kind == "ddp":
         model = nn.Sequential(nn.Linear(4, 4), DistributedDataParallel(part))
+    elif kind == "replicate":
+        model = nn.Sequential(nn.Linear(4, 4), replicate(part))
     else:
         cpu = torch.device("cpu")
         model = nn.Sequential(nn.Linear(4, 4), FullyShardedDataParallel(part, device_id=cpu))
@@ -147,6 +150,11 @@ def refuse_part(kind: str, words: str) -> None:
 
 def test_a_part_in_ddp_is_named(cluster: Cluster) -> None:
     cluster.run(2, refuse_part, "ddp", "1 is in DistributedDataParallel, which averages gradients")
+
+
+def test_what_replicate_averages_is_refused(cluster: Cluster) -> None:
+    """Its gradients went uncompressed beside the changes."""
+    cluster.run(2, refuse_part, "replicate", r"1 is in replicate\(\), which averages gradients")
 
 
 def test_shards_of_fsdp1_are_refused(cluster: Cluster) -> None:
@@ -262,6 +270,28 @@ def test_adaptive_optimizers_are_found_before_their_first_step(
     made = getattr(torch.optim, optimizer)([nn.Parameter(torch.ones(3, 3))], lr=0.1)
     assert is_adaptive(made) == adaptive
     assert not made.state
+
+
+class Around(torch.optim.Optimizer):
+    """Wraps another one, and does not call Optimizer.__init__, as many do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_without_a_place_for_hooks_steps_on_and_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    around = Around(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert is_adaptive(around), "it is not known"
+    model(torch.ones(3)).sum().backward()
+    around.step()
+    for wrap in (LocalSteps, ShardedOptimizer):
+        with pytest.raises(TypeError, match=r"Around\.__init__ does not call that of torch\.optim"):
+            wrap(around, model)
 
 
 def outer_object() -> tuple[bool, str]:

@@ -17,14 +17,14 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_module
 from torch.optim import SGD, Adam
 
 import runs
 import ways
 from cluster import Cluster, Failed
 from gradwire import decode, encode
-from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer
+from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer, compress
 from gradwire.torch.options import grouped
 from owed import owed_in
 from runs import Case, Run, adamw, said_by, threads
@@ -520,6 +520,7 @@ def test_mistakes_with_local_steps_are_named() -> None:
         fully_shard(partly.first, mesh=mesh_of(1))
         check("is not: call fully_shard for all", partly)
         check("mesh=mesh['shard']", shard(2))
+        check("as of tensor parallelism", distribute_module(make_model(), mesh_of(1)))
         check("PeerMismatchError", shard())
         model = shard()
         inner = SGD(model.parameters(), lr=0.1)
@@ -527,3 +528,38 @@ def test_mistakes_with_local_steps_are_named() -> None:
         assert said in said_by(lambda: ShardedOptimizer(inner, model))
 
     threads(4, make_mistakes)
+
+
+def test_a_forward_pass_may_come_before() -> None:
+    """It leaves the parameters of the model gathered."""
+
+    def evaluate_first(rank: int) -> None:
+        model = shard(reshards=False)
+        inner = SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            loss_of(model, rank, 0)
+        assert "call model.reshard()" in said_by(lambda: LocalSteps(inner, model))
+        comm = compress(model, inner, "raw")
+        assert isinstance(comm, FullyShardComm)
+        comm.close()
+        mesh, replica = mesh_of(2), make_model()
+        fully_shard(replica, mesh=mesh["shards"])
+        group = mesh["replicas"].get_group()
+        optimizer = LocalSteps(SGD(replica.parameters(), lr=0.1), replica, process_group=group)
+        names = list(optimizer.anchors())
+        with torch.no_grad():
+            loss_of(replica, rank, 0)
+        assert list(optimizer.anchors()) == names
+        optimizer.close()
+
+    threads(4, evaluate_first)
+
+
+def test_an_optimizer_of_the_model_before_it_was_sharded_is_refused() -> None:
+    def make(rank: int) -> str:
+        model = make_model()
+        inner = SGD(model.parameters(), lr=0.1)
+        fully_shard(model, mesh=mesh_of(1))
+        return said_by(lambda: compress(model, inner))
+
+    assert "the SGD steps no parameter of the model" in threads(2, make)[0]

@@ -117,6 +117,13 @@ def test_wrong_uses_are_refused(what: str, message: str) -> None:
     assert message in threads(1, lambda rank: said_by(lambda: misuse(rank)))[0]
 
 
+def test_the_hooks_of_fsdp1_are_others() -> None:
+    flat = torch.ones(4)
+    for more in ((), (flat[:2],)):  # a shard, unless it is NO_SHARD
+        with pytest.raises(TypeError, match=r"FullyShardedDataParallel gives hooks its own flat"):
+            gradwire_hook(GradwireState(), flat, *more)
+
+
 def test_a_state_for_other_ranks_than_the_models_is_refused() -> None:
     """The model averages over ranks 0 and 2, and the state over all."""
 

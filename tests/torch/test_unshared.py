@@ -136,6 +136,21 @@ def test_other_writes_are_the_program_s_own(way: str, beside: Callable[[Parts], 
     assert not warned(way, lambda model: sgd(model.body), beside)
 
 
+def test_parameters_can_be_swapped() -> None:
+    """As PyTorch does where a DTensor is cast. It swaps no tensor that has a weak reference."""
+
+    def swap(rank: int) -> None:
+        model = nn.Linear(3, 2)
+        optimizer = LocalSteps(sgd(model), model, **RAW)
+        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(2, 3)))
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), 0.95))
+        optimizer.close()
+
+    loopback.run(1, swap)
+
+
 @pytest.mark.parametrize("names", ["model", "named_parameters"])
 def test_servers_compare_what_is_frozen(names: str) -> None:
     """They do not send it."""

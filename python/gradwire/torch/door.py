@@ -16,7 +16,7 @@ from gradwire.option_record import describe_unknown, explains_arguments
 from gradwire.torch.hook.ddp_module import require_unhooked
 from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
 from gradwire.torch.live import ScalarWriter
-from gradwire.torch.optimizer_list import Optimizers, name_of
+from gradwire.torch.optimizer_list import Optimizers, each_parameter, name_of
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.parameters import is_sharded, uncompiled
 
@@ -79,7 +79,7 @@ def compress(
     inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         way, why = GradwireState, "the model is in DistributedDataParallel"
-    elif any(is_sharded(parameter) for parameter in model.parameters()):
+    elif any(map(is_sharded, model.parameters())) or _is_of_fsdp(inner):
         from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
 
         way, why = FullyShardComm, "fully_shard has sharded the model"
@@ -88,6 +88,8 @@ def compress(
     check_options("compress", options, way, why)
     if isinstance(inner, DistributedDataParallel):
         require_unhooked(inner, "compress")
+    if way is not LocalSteps:  # which finds each
+        _require_common(model, optimizer)
     made = way(model=model, optimizer=optimizer, codec=codec, **options)
     if isinstance(inner, DistributedDataParallel):
         inner.register_comm_hook(made, gradwire_hook)
@@ -97,6 +99,24 @@ def compress(
         found = f"{way.__name__} with {codec} for {name_of(optimizer)}"
         print(f"gradwire: {found}, because {why}", file=sys.stderr)
     return made
+
+
+def _is_of_fsdp(model: nn.Module) -> bool:
+    """Whether `fully_shard` has it, though a forward pass may have gathered its parameters. (By its
+    name: its module takes long to import.)"""
+    return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
+
+
+def _require_common(model: nn.Module, optimizer: Optimizers) -> None:
+    """Raises ValueError for an optimizer that steps no parameter of the model."""
+    stepped = [parameter for _, _, parameter in each_parameter(optimizer)]
+    if any(map(is_sharded, stepped)):  # the model itself may be gathered
+        return
+    if {id(parameter) for parameter in stepped}.isdisjoint(map(id, model.parameters())):
+        raise ValueError(
+            f"the {name_of(optimizer)} steps no parameter of the model. fully_shard puts others in "
+            "their place, and so may DistributedDataParallel: make the optimizer after it"
+        )
 
 
 def check_options(owner: str, options: Mapping[str, Any], way: type, why: str) -> None:

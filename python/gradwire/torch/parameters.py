@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ Options = dict[str, Any]  # of one parameter group
 _NO_OPTIONS = {"params", "param_names"}  # entries of a group that are none
 _PLAIN = (bool, int, float, str, type(None))
 
+_REPLICATE = "torch.distributed._composable.replicate"
+
 # Of modules that wrap another one: compiled, with activation checkpoints, sharded.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -80,16 +82,23 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def refuse_ddp(model: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
-    """Raises ValueError if DistributedDataParallel averages the gradients of any of these, or
-    FullyShardedDataParallel (FSDP1) shards them. (By its name: its module takes long to import.)"""
+    """Raises ValueError if DistributedDataParallel or `replicate` averages the gradients of any of
+    these, or FullyShardedDataParallel (FSDP1) shards them. (By names: their modules take long to
+    import.)"""
     ours = set(map(id, tensors))
     for name, module in model.named_modules():
+        kinds = type(module).__mro__
         if isinstance(module, DistributedDataParallel):
             said = (
                 "DistributedDataParallel, which averages gradients itself: give the module in it, "
                 "and call that"
             )
-        elif any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):
+        elif any(kind.__module__ == _REPLICATE for kind in kinds):
+            said = (
+                "replicate(), which averages gradients itself: leave that out, or take "
+                "DistributedDataParallel in its place, and call compress with that"
+            )
+        elif any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds):
             said = (
                 "FullyShardedDataParallel, and each rank has other values of it: take fully_shard "
                 "(FSDP2) and FullyShardComm, which compresses what that sends"
@@ -131,9 +140,11 @@ def name_parameters(
         for place, tensor in enumerate(group["params"]):
             name = f"{index}.{place}" if names is None else names.get(id(tensor))
             if name is None:
+                gathered = "; a forward pass gathers them: call model.reshard()"
                 raise ValueError(
                     f"parameter {place} of group {index} is not among the named parameters of the "
-                    f"model; its shape is {list(tensor.shape)}"
+                    f"model{gathered if is_sharded(tensor) else ''}; its shape is "
+                    f"{list(tensor.shape)}"
                 )
             odd = _form_of(tensor)
             if odd or tensor.dtype not in dtypes:
@@ -308,8 +319,8 @@ def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
 def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
     """The ranks among which all the tensors are sharded; None if they are plain tensors.
 
-    Raises ValueError for a mix of both, for different meshes, and for a mesh that is not of one
-    dimension.
+    Raises ValueError for a mix of both, for different meshes, for a mesh that is not of one
+    dimension, and for tensors that ranks of it have as a whole.
     """
     tensors = list(named)
     sharded = [(name, tensor) for name, tensor in tensors if is_sharded(tensor)]
@@ -318,9 +329,15 @@ def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
     if len(sharded) < len(tensors):
         plain = next(name for name, tensor in tensors if not is_sharded(tensor))
         raise ValueError(f"{sharded[0][0]} is sharded and {plain} is not: call fully_shard for all")
-    meshes: list[tuple[str, Any]] = [(n, getattr(t, "device_mesh")) for n, t in sharded]  # noqa: B009
-    first_name, first = meshes[0]
-    for name, mesh in meshes:
+    meshes = [(n, t.device_mesh, t.placements) for n, t in cast(list[tuple[str, Any]], sharded)]
+    first_name, first, _ = meshes[0]
+    for name, mesh, (*outer, inner) in meshes:
+        if not (inner.is_shard() and all(placement.is_replicate() for placement in outer)):
+            raise ValueError(
+                f"{name} has the placements {(*outer, inner)}, as of tensor parallelism, and ranks "
+                "would end with different values of it: FullyShardComm takes such a model after "
+                "fully_shard on another dimension of the mesh"
+            )
         if mesh.ndim != 1:
             raise ValueError(
                 f"{name} is sharded on a mesh of {mesh.ndim} dimensions, whose replicas average "

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
+import threading
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire.errors import warn_user
 from gradwire.torch.errors import UnsharedParameterWarning
 from gradwire.torch.parameters import NamedTensor
 from gradwire.torch.tensor_memory import mark_of
 
-_owners = WeakIdKeyDictionary()  # of a parameter: a weak reference to what exchanges it
+# The ids of the parameters that an object exchanges, which it keeps alive. (PyTorch swaps no tensor
+# that has a weak reference, as it does where a DTensor is cast.)
+_claimed: WeakKeyDictionary[object, set[int]] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def claim(tensors: Sequence[torch.Tensor], owner: object) -> None:
-    """While `owner` lives, it exchanges these parameters."""
-    for tensor in tensors:
-        _owners[tensor] = weakref.ref(owner)
+    """While `owner` lives, which has the tensors, it exchanges these parameters."""
+    with _lock:
+        _claimed[owner] = set(map(id, tensors))
 
 
 class UnsharedWatch:
@@ -57,5 +60,5 @@ class UnsharedWatch:
 
 
 def _is_owned(tensor: torch.Tensor) -> bool:
-    owner = _owners.get(tensor)
-    return owner is not None and owner() is not None
+    with _lock:
+        return any(id(tensor) in claimed for claimed in _claimed.values())

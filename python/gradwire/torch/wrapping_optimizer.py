@@ -51,6 +51,16 @@ def require_optimizer(optimizer: object, others: str) -> None:
             "step would be lost: give an optimizer of one process, such as AdamW. ShardedOptimizer "
             "spreads its state over the ranks, too"
         )
+    _require_hooks(optimizer)
+
+
+def _require_hooks(optimizer: Optimizer) -> None:
+    """Raises TypeError for an optimizer that has no place for hooks, as some that wrap another."""
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, "
+            "which makes the place for hooks: call it there, or give the optimizer that is wrapped"
+        )
 
 
 def as_one(optimizer: object, others: str) -> Optimizer:
@@ -384,7 +394,9 @@ def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
 
 def remake(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """A new optimizer of its class with these groups of parameters, which have all options. It
-    gets copies of the options."""
+    gets copies of the options. Raises TypeError for one without a place for hooks: a copy that has
+    it would change the class, whose steps then look for it."""
+    _require_hooks(optimizer)
     made = type(optimizer).__new__(type(optimizer))
     own = [{**copy_options(group), "params": group["params"]} for group in groups]
     state: defaultdict[torch.Tensor, Any] = defaultdict(dict)

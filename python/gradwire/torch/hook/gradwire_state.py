@@ -386,6 +386,7 @@ class GradwireState(SessionOwner):
 def gradwire_hook(
     state: GradwireState,
     bucket: dist.GradBucket,  # type: ignore[name-defined] # PyTorch hides it from checkers
+    *shard: object,
 ) -> Future[torch.Tensor]:
     """Averages a gradient bucket over all ranks, compressed both ways.
 
@@ -398,5 +399,10 @@ def gradwire_hook(
         raise TypeError(
             "torch._dynamo.config.optimize_ddp='python_reducer' gives hooks single gradients, and "
             "gradwire_hook averages DDP's buckets: leave it at 'ddp_optimizer', the default"
+        )
+    if isinstance(bucket, torch.Tensor):
+        raise TypeError(
+            "FullyShardedDataParallel gives hooks its own flat gradients, and gradwire_hook "
+            "averages DDP's buckets: take fully_shard (FSDP2) and FullyShardComm"
         )
     return state.average(bucket)

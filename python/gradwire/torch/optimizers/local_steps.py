@@ -353,7 +353,8 @@ class LocalSteps(WrappingOptimizer):
             for fragment in self._averaging.fragments
             for place, anchor in zip(fragment.places, fragment.anchors, strict=True)
         }
-        return {name_of[id(p)]: anchors[i] for i, p in enumerate(self._replica.parameters)}
+        named = enumerate(self._replica.named)  # for shards that a forward pass has gathered
+        return {name_of.get(id(p), name): anchors[i] for i, (name, p) in named}
 
     @property
     def rank(self) -> int:
