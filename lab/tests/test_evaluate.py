@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
@@ -235,7 +236,7 @@ def test_a_run_that_did_not_end_is_no_number(
         assert Found({MLP: {0: ended, 1: result}}, settings).text(MLP) == f"1 of 2 {said}"
         document["results"][0] |= change
         runner.make([replace(MLP, seeds=1)], Store(tmp_path / said, TINY), Console())
-        assert f"mlp/raw-0: {said} after " in capsys.readouterr().out
+        assert re.search(rf"mlp/raw-0: {said} after \d+ s; 0 runs left", capsys.readouterr().out)
 
 
 def test_a_timed_run_is_alone(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import pickle  # pickle: of what this process wrote
 from functools import partial
 from typing import Any
 

@@ -177,7 +177,7 @@ class CompressedGrid(Grid):
     ) -> Iterable[Message]:
         messages = list(messages)
         models: dict[int, Arrays] = {}  # node -> what it was sent, exactly
-        encoded: dict[int, ArrayRecord] = {}  # a strategy sends one model to many nodes
+        sent: dict[int, tuple[Arrays, ArrayRecord]] = {}  # a strategy sends one model to many nodes
         for message in messages:
             name = _name_of_arrays(message)
             if name is None:
@@ -186,10 +186,11 @@ class CompressedGrid(Grid):
             node = message.metadata.dst_node_id
             if node in models:
                 raise ValueError(f"two models for node {node} at once; a reply would fit either")
-            models[node] = self._in_float32(_decode(record))
-            if id(record) not in encoded:
-                encoded[id(record)] = self._encode(models[node])
-            message.content = _with_arrays(message, name, encoded[id(record)])
+            if id(record) not in sent:
+                given = self._in_float32(_decode(record))
+                sent[id(record)] = given, self._encode(given)
+            models[node], encoded = sent[id(record)]
+            message.content = _with_arrays(message, name, encoded)
             self.to_clients.count(message.content[name])
         self._rounds += 1
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))

@@ -19,10 +19,9 @@ from gradwire.errors import warn_user
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.checkpoint import save
 from gradwire.torch.door import check_options
-from gradwire.torch.errors import PeerMismatchError, ResidualDroppedWarning
+from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.hook.ddp_module import require_unhooked
-from gradwire.torch.network.engine import agree
-from gradwire.torch.network.transport import Transport
+from gradwire.torch.network.engine import gather
 from gradwire.torch.parameters import ordinary_tensors, uncompiled
 from gradwire.torch.staging.moves import checksums_of
 from gradwire.torch.wrapping_optimizer import runs_hooks_of_loading, runs_hooks_of_saving
@@ -148,18 +147,10 @@ class Way:
         `finish` a callback may have put each rank's own average of weights in place."""
         if self._local is None:
             return
-        replica, session = self._local._replica, self._local._peers.session
-        own = str(self._checksums())
-
-        def is_equal(wire: Transport) -> bool:
-            try:
-                agree(own, wire)
-            except PeerMismatchError:
-                return False
-            return True
-
-        if not session.start(is_equal, "comparing the models").result():
-            replica.follow_rank_0(session, [])
+        session, own = self._local._peers.session, str(self._checksums())
+        models = session.start(lambda wire: gather(own, wire), "comparing the models").result()
+        if len(set(models)) > 1:
+            self._local._replica.follow_rank_0(session, [])
 
     def show_agreed(self) -> None:
         """Puts the weights on which all ranks agreed last into the model, to evaluate or to save

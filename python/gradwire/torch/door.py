@@ -88,7 +88,7 @@ def compress(
     check_options("compress", options, way, why)
     if isinstance(inner, DistributedDataParallel):
         require_unhooked(inner, "compress")
-    if way is not LocalSteps:  # which finds each
+    if way is not LocalSteps:  # which refuses an optimizer of any other parameter itself
         _require_common(model, optimizer)
     made = way(model=model, optimizer=optimizer, codec=codec, **options)
     if isinstance(inner, DistributedDataParallel):

@@ -81,7 +81,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
-def refuse_ddp(model: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
+def refuse_wrapped(model: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
     """Raises ValueError if DistributedDataParallel or `replicate` averages the gradients of any of
     these, or FullyShardedDataParallel (FSDP1) shards them. (By names: their modules take long to
     import.)"""

@@ -30,7 +30,7 @@ from gradwire.torch.parameters import (
     named_buffers,
     named_parameters,
     ordinary_tensors,
-    refuse_ddp,
+    refuse_wrapped,
     shapes_of,
     split_like,
     tensors_in_common,
@@ -165,7 +165,7 @@ class Replica:
 
 def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
     named = name_parameters(optimizer, model.named_parameters())
-    refuse_ddp(model, [parameter for _, parameter in named])
+    refuse_wrapped(model, [parameter for _, parameter in named])
     for name, parameter in named:
         if not parameter.requires_grad:
             raise ValueError(f"{name} requires no gradient: leave it out of the optimizer")

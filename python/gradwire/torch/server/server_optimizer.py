@@ -16,7 +16,7 @@ from gradwire.option_record import explains_arguments
 from gradwire.torch import checkpoint
 from gradwire.torch.members.places import Places
 from gradwire.torch.options import Compression, Execution, Members
-from gradwire.torch.parameters import NamedTensor, refuse_ddp, shapes_of
+from gradwire.torch.parameters import NamedTensor, refuse_wrapped, shapes_of
 from gradwire.torch.server.barrier import TensorBarrier
 from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.server_link import ServerLink
@@ -163,7 +163,7 @@ class ServerOptimizer(WrappingOptimizer):
         self._plan = make_plan(settings, optimizer, named_parameters, buffers)
         self._settings, self._named = self._plan.settings, self._plan.named
         if model is not None:
-            refuse_ddp(model, [tensor for _, tensor in self._named])
+            refuse_wrapped(model, [tensor for _, tensor in self._named])
         self._link: ServerLink | None = None
         self._places: Places | None = None
         if settings.store is not None:
