@@ -279,6 +279,32 @@ def leave_local_steps() -> None:
     training.step(loss_of)
 
 
+class ThreeBetas(AdamW):
+    """An Adam of one's own, with a third of `betas`."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.param_groups[0]["betas"] = (0.9, 0.999, 0.5)
+
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        kept = group["betas"]
+        group["betas"], self.third = kept[:2], kept[2]
+        loss = super().step(closure)
+        group["betas"] = kept
+        return loss
+
+
+def test_an_adam_may_have_further_betas() -> None:
+    def train(rank: int) -> None:
+        training: Any = build(local(every=2), Tied(), partial(ThreeBetas, lr=0.01))
+        inner = training.inner
+        training.step(loss_of)
+        assert (inner.third, inner.param_groups[0]["betas"]) == (0.5, (0.9, 0.999, 0.5))
+
+    threads(1, train)
+
+
 def test_an_outer_optimizer_has_the_anchors() -> None:
     threads(1, lambda rank: refuse_outer())
 

@@ -50,8 +50,8 @@ def without_momentum(optimizer: Optimizer) -> Iterator[None]:
     adams = [part for part in parts_of(optimizer) if isinstance(part, ADAMS)]
     groups = [group for part in adams for group in part.param_groups]
     kept = [group["betas"] for group in groups]
-    for group, (momentum, other) in zip(groups, kept, strict=True):
-        group["betas"] = (momentum * 0, other)  # which may be tensors
+    for group, (momentum, *others) in zip(groups, kept, strict=True):
+        group["betas"] = (momentum * 0, *others)  # which may be tensors
     try:
         yield
     finally:
