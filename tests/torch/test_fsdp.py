@@ -15,18 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
-from torch.distributed.tensor import DTensor, distribute_module
+from torch.distributed.tensor import DTensor, Shard, distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.optim import SGD, Adam
 
 import runs
 import ways
 from cluster import Cluster, Failed
 from gradwire import decode, encode
-from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer, compress
+from gradwire.torch import (
+    FullyShardComm,
+    LocalSteps,
+    ShardedOptimizer,
+    checkpoint,
+    compress,
+    reshard,
+)
 from gradwire.torch.options import grouped
-from owed import owed_in
+from owed import owed_in, total_owed
 from runs import Case, Run, adamw, said_by, threads
 from training import TwoPaths, batch, gather, loss_of, make_model
 from ways import Training, Way, build, mesh_of
@@ -528,6 +537,29 @@ def test_mistakes_with_local_steps_are_named() -> None:
         assert said in said_by(lambda: ShardedOptimizer(inner, model))
 
     threads(4, make_mistakes)
+
+
+def test_parts_of_tensor_parallelism_are_resharded() -> None:
+    """A rank of each shard: the residuals are of the part that these make up."""
+
+    def train(rank: int) -> checkpoint.StateDict:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "parts"))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64, bias=False))
+        parallelize_module(model, mesh["parts"], {"0": ColwiseParallel()}, src_data_rank=None)
+        fully_shard(model, mesh=mesh["shards"], shard_placement_fn=lambda parameter: Shard(1))
+        comm = FullyShardComm(model, "topk:ratio=0.5", start_iter=0)
+        model(torch.randn(4, 16) + rank // 2).square().sum().backward()
+        comm.close()
+        return comm.state_dict()
+
+    of_ranks = threads(4, train)
+    for states in (of_ranks[::2], of_ranks[1::2]):
+        (before,) = total_owed([owed_in(state) for state in states]).values()
+        (after,) = total_owed([owed_in(state) for state in reshard(states, 1)]).values()
+        assert before.any()
+        columns = np.concatenate(before.reshape(2, 32, 8), axis=1)
+        np.testing.assert_allclose(after.reshape(32, 16), columns, rtol=1e-6)
 
 
 def test_a_forward_pass_may_come_before() -> None:

@@ -127,7 +127,8 @@ class FullyShardComm(SessionOwner):
         shapes = dict(tensor for unit in self._units for tensor in unit.gradients())
         tensors = [(n, shapes[n]) for n, _ in named_parameters(model) if n in shapes]
         self._settings = chosen.with_last_excluded(tensors)
-        self._tensors = [(name, list(p.shape)) for name, p in named_parameters(model)]
+        sizes = {name: size for unit in self._units for name, size in unit.sizes().items()}
+        self._tensors = [(n, sizes.get(n, list(p.shape))) for n, p in named_parameters(model)]
         inner = None
         if self._hybrid:
             inner = ExchangeSettings(process_group=shards, timeout=self._settings.timeout)

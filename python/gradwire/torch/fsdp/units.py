@@ -120,6 +120,10 @@ class Unit:
         """The same for the all-gather, in which all parameters take part."""
         return self._whole(self._group.fsdp_params)
 
+    def sizes(self) -> dict[str, list[int]]:
+        """The shape of each parameter that the shards make up; in tensor parallelism a part."""
+        return {self._name(p): list(p._orig_size) for p in self._group.fsdp_params}
+
     def dims(self) -> dict[str, int]:
         """Along which dimension each of `parameters` is cut."""
         return {self._name(p): p.fsdp_placement.dim for p in self._trainable()}
