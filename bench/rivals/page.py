@@ -148,7 +148,7 @@ def _losses(found: Measured) -> str:
             _number(found.sent(way) / 1e6),
         ])  # fmt: skip
     first, second = (f"to {target:g}" for target in TARGETS)
-    heads = [f"steps {first}", second, f"MB {first}", second, "in all"]
+    heads = [f"{unit} {to}" for unit in ("steps", "MB") for to in (first, second)] + ["all MB"]
     seeds = [len(found.losses(way)) for way in found.ways]
     text = f"Seeds of each way: {' to '.join(map(str, sorted({min(seeds), max(seeds)})))}."
     return table(("way", "final", *heads), rows) + f"\n\n{text}"
@@ -243,7 +243,7 @@ def _reasons(found: Measured) -> str:
   end with seed 0).
 - **hivemind**'s exchange takes {beyond(HIVEMIND, slow) / 1e3:.1f} s at 10 Mbit/s where gradwire's
   DiLoCo takes {beyond(RAW, slow) / 1e3:.1f} with `raw` and {beyond(EIGHT_BITS, slow) / 1e3:.1f}
-  with `int8`. hivemind's replicas end apart.
+  with `int8`. hivemind's replicas end with different parameters.
 - **gradwire's `small` loses in DiLoCo**: with seed 0 it ends at {loss(SMALL, STEPS):.2f}, `raw` at
   {loss(RAW, STEPS):.2f}. On the way its loss rises, from {loss(SMALL, 240):.2f} after 240 steps
   to {loss(SMALL, 510):.2f} after 510. So with an outer optimizer `LocalSteps` takes `half-byte`
@@ -275,7 +275,7 @@ def _confirmed(found: Measured) -> str:
             rows.append([_named(way), LINKS_IN_WORDS[link], *numbers, *sent])
             shares.append(steps * here["step_bytes"] / line["sent_bytes"])
             slower.append(seconds / total(steps, *parts))
-    made = table(("way", "link", "steps", "s", "computed", "MB", "computed"), rows)
+    made = table(("way", "link", "steps", "s", "s computed", "MB", "MB computed"), rows)
     if not shares:
         return made
     said = _filled(

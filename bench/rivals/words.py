@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rivals.ways import EVERY, STEPS, TARGETS, WORKERS
+from rivals.ways import COMMON, EVERY, STEPS, TARGETS, WORKERS
 
 HEAD = f"""# gradwire and what people would take instead
 
@@ -16,6 +16,9 @@ packet travels for 20 ms.
 
 SETTINGS = f"""## Settings
 
+- **All**: batches of {COMMON["batch"]} sequences a worker, {COMMON["warmup"]} steps of warm-up,
+  then a cosine; weight decay {COMMON["weight_decay"]:g}, gradients clipped at norm
+  {COMMON["clip"]:g}.
 - **DDP**: PyTorch's, alone or with `bf16_compress_hook`. **PowerSGD**: `powerSGD_hook` with error
   feedback and warm start, after a tenth of the steps, one bucket.
 - **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
@@ -47,8 +50,9 @@ steps; between two of them a straight line gives the step. Behind each link a fe
 while nothing else ran on the machine, and the bytes counted by the workers' interfaces, headers
 included: six steps after three, in whole intervals.
 Time is steps times step time; PowerSGD's first steps count as DDP's. Whole runs behind links check
-the times; where there is one, its bytes count. `scripts/rivals.sh` makes the environments,
-runs what [`rivals.jsonl`](rivals.jsonl) lacks, and draws this page."""
+the times; where there is one, its bytes a step count. *All MB* is {STEPS} times the bytes of a
+step. `scripts/rivals.sh` makes the environments, runs what [`rivals.jsonl`](rivals.jsonl) lacks,
+and draws this page."""
 
 REFEREE = """## What a referee would still say
 
@@ -56,9 +60,9 @@ REFEREE = """## What a referee would still say
   million, where DiLoCo has its ground, and where a gradient's bytes weigh more than its hops.
 - **Workers share two cores**, also with the program that carries their packets. Slow computation
   hides what the network costs, most of all with 1000 Mbit/s.
-- **Only the learning rate was tuned**, by the loss that is shown: no momentum, decay or warm-up,
-  and no outer rate. SparseLoCo's interval was chosen from 10 and 30 steps in trials that were not
-  kept.
+- **Only the learning rate was tuned**, by the loss that is shown, on a seed that is shown, too: no
+  momentum, decay or warm-up, and no outer rate. SparseLoCo's interval was chosen from 10 and 30
+  steps in trials that were not kept.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
   documentation; somebody who knows them well may find better ones.
 - **The lower loss at the end is not the codec's.** *compress* steps Adam on each worker's own

@@ -329,7 +329,7 @@ def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
     (tmp_path / "qsgd" / page.REFEREE).write_text("The models are small.\n")
     run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
     text = (tmp_path / "qsgd.md").read_text()
-    head = "## What agrees with the paper, and what does not"
+    head = "## What was found"
     assert f"No run is there yet.\n\n{head}\n\n- **Bits**: four are enough.\n\n## Table 1" in text
     assert "## What a referee would still say\n\nThe models are small.\n\n```" in text
 

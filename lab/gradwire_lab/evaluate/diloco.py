@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,7 @@ from gradwire.local_schedule import Schedule
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.charts import Line, Lines, line_through
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import DIVERGED, MISSING, Found, table
+from gradwire_lab.evaluate.found import DIVERGED, MISSING, Found, interval, table
 
 _SEEDS = 3
 _STEPS = 600
@@ -172,32 +172,39 @@ def _to_32_bits(found: Found) -> str:
 
 
 def _by_optimizer(found: Found) -> str:
-    bases = {o: _DDP[o, _WORKERS[0]] for o in _OPTIMIZERS}
-    heads = ("what is sent", "MB", *_OPTIMIZERS.values())
-    rows = [
-        ["DDP", size(found, bases["adamw"]), *(_loss(found, b, b) for b in bases.values())],
-        *(
-            [
-                f"{name}, every={n}",
-                size(found, one),
-                _loss(found, _ADAMW[name, n], bases["adamw"]),
-                _loss(found, one, bases["muon"]),
-            ]
-            for (name, n), one in _MUON.items()
-        ),
-    ]
+    by_optimizer = {"adamw": _ADAMW, "muon": _MUON}
+    heads, rows = ["what is sent", "MB"], [["DDP", size(found, _DDP["adamw", _WORKERS[0]])]]
+    rows += [[f"{name}, every={n}", size(found, one)] for (name, n), one in _MUON.items()]
+    for optimizer, title in _OPTIMIZERS.items():
+        base, arms = _DDP[optimizer, _WORKERS[0]], by_optimizer[optimizer]
+        heads += [title, f"{title}: change"]
+        rows[0] += [_loss(found, base, base), ""]
+        for place, row in zip(_MUON, rows[1:], strict=True):
+            one = arms[place]
+            row += [_loss(found, one, base), found.difference(one, arms[_RAW, _USUAL])]
     return table(heads, rows)
 
 
 def _beside_usual(found: Found, arms: dict[str, Arm], base: Arm, head: str) -> str:
     usual = _DDP["adamw", _WORKERS[0]]
-    rows = [
-        [name, _loss(found, _ADAMW[name, _USUAL], usual), _loss(found, one, base)]
-        for name, one in arms.items()
-    ]
+    rows = []
+    for name, one in arms.items():
+        before = _ADAMW[name, _USUAL]
+        change = _change(found.ratios(one, base), found.ratios(before, usual))
+        rows.append([name, _loss(found, before, usual), _loss(found, one, base), change])
     if base != usual:
-        rows.insert(0, ["DDP", _loss(found, usual, usual), _loss(found, base, base)])
-    return table(("what is sent", "table above", head), rows)
+        rows.insert(0, ["DDP", _loss(found, usual, usual), _loss(found, base, base), ""])
+    usual_head = f"every={_USUAL}, four workers"
+    return table(("what is sent", usual_head, head, "change of the ratio"), rows)
+
+
+def _change(ratios: Mapping[int, float], before: Mapping[int, float]) -> str:
+    """The mean over equal seeds, with its interval."""
+    changes = [ratios[seed] - before[seed] for seed in ratios if seed in before]
+    if len(changes) < 2:
+        return f"{changes[0]:+.3f}" if changes else MISSING
+    mean, half = interval(changes)
+    return f"{mean:+.3f} ± {half:.3f}"
 
 
 def _by_momentum(found: Found) -> str:
@@ -287,7 +294,8 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Muon",
-            "The same with Muon (MuLoCo), at equal bytes.",
+            "The same with Muon (MuLoCo), at equal bytes. *Change*: to 32 bits and "
+            f"every={_USUAL}, at equal seeds.",
             (*(_DDP[o, _WORKERS[0]] for o in _OPTIMIZERS), *_MUON.values()),
             _by_optimizer,
         ),

@@ -86,21 +86,38 @@ class Found:
 
     def pairs(self, arm: Arm, base: Arm) -> tuple[list[float], list[float]]:
         """The metric at the end of both, of the seeds with which both came to it."""
-        known = [
-            (own.final, other.final)
+        known = self._pairs(arm, base).values()
+        return [own for own, _ in known], [other for _, other in known]
+
+    def ratios(self, arm: Arm, base: Arm) -> dict[int, float]:
+        """The metric by that of the base, of each seed with which both came to the end."""
+        return {seed: own / other for seed, (own, other) in self._pairs(arm, base).items()}
+
+    def _differences(self, arm: Arm, base: Arm) -> dict[int, float]:
+        return {seed: own - other for seed, (own, other) in self._pairs(arm, base).items()}
+
+    def _pairs(self, arm: Arm, base: Arm) -> dict[int, tuple[float, float]]:
+        return {
+            seed: (own.final, other.final)
             for seed, own in self.results.get(arm, {}).items()
             if (other := self.results.get(base, {}).get(seed)) is not None
             if own.final is not None and other.final is not None
-        ]
-        return [own for own, _ in known], [other for _, other in known]
+        }
 
     def difference(self, arm: Arm, base: Arm) -> str:
         """To the base, the mean over the seeds that both have: in points, or in nats."""
-        ends, theirs = self.pairs(arm, base)
-        if not ends or arm == base:
+        differences = self._differences(arm, base)
+        if not differences or arm == base:
             return ""
-        metric = self.metric(arm)
-        differences = [own - other for own, other in zip(ends, theirs, strict=True)]
+        return self._signed(list(differences.values()), self.metric(arm))
+
+    def change(self, arm: Arm, base: Arm, other: Arm, other_base: Arm) -> str:
+        """Of the difference, from that of another arm to another base, at equal seeds."""
+        own, theirs = self._differences(arm, base), self._differences(other, other_base)
+        changes = [own[seed] - theirs[seed] for seed in own if seed in theirs]
+        return self._signed(changes, self.metric(arm)) if changes and arm != base else ""
+
+    def _signed(self, differences: Sequence[float], metric: Metric) -> str:
         mean = metric.scale * fmean(differences)
         return f"{mean:+.{_digits(metric)}f}" + self._half(differences, metric)
 
@@ -135,10 +152,15 @@ class Found:
         return [mean for mean in legs if mean is not None]
 
     def served(self, arm: Arm) -> str:
-        """The metric of the servers' own model at the end; empty where nobody measured it."""
-        values = [run.served for run in self.runs(arm) if run.served is not None]
-        metric = self.metric(arm)
-        return metric.text(fmean(values)) + self._half(values, metric) if values else ""
+        """The metric of the servers' own model at the end, and in brackets its difference to that
+        of the same runs; empty where nobody measured it."""
+        ends = [(run.served, run.final) for run in self.runs(arm) if run.final is not None]
+        known = [(served, final) for served, final in ends if served is not None]
+        if not known:
+            return ""
+        metric, values = self.metric(arm), [served for served, _ in known]
+        drift = self._signed([served - final for served, final in known], metric)
+        return f"{metric.text(fmean(values))}{self._half(values, metric)} ({drift})"
 
     def seconds_a_step(self, arm: Arm) -> float | None:
         """The mean over the runs, measured while they trained; None without runs."""

@@ -10,19 +10,19 @@ from pathlib import Path
 from PIL import Image
 
 from gradwire.files import write_text
+from gradwire_lab.evaluate.arms import Arm
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
 from gradwire_lab.evaluate.found import DIVERGED, STOPPED, Found
 from gradwire_lab.evaluate.pictures import draw
 from gradwire_lab.evaluate.quotes import fill
 from gradwire_lab.evaluate.store import Line
 from gradwire_lab.train import plots
-from gradwire_lab.train.settings import TrainSettings
 
 # Texts that people write, in the folder of a page, and the sections that they become. They quote
 # the tables (quotes.py).
 FINDINGS, REFEREE = "findings.md", "referee.md"
 _HEADS = {
-    FINDINGS: "What agrees with the paper, and what does not",
+    FINDINGS: "What was found",
     REFEREE: "What a referee would still say",
 }
 _COLUMNS = 100
@@ -46,7 +46,7 @@ def write(
     for experiment in evaluation.experiments:
         there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
         wanted = sum(one.seeds for one in experiment.arms)
-        text = f"{experiment.about} {_describe([found.settings[one] for one in experiment.arms])}"
+        text = f"{experiment.about} {_describe(experiment.arms, found)}"
         if there < wanted:
             text += _missing(wanted, there, found.hours_left(experiment.arms))
         parts += [f"## {experiment.title}", _filled(text)]
@@ -80,11 +80,16 @@ def _own_text(path: Path, tables: Mapping[str, str]) -> list[str]:
     return [f"## {_HEADS[path.name]}", text]
 
 
-def _describe(settings: Sequence[TrainSettings]) -> str:
+def _describe(arms: Sequence[Arm], found: Found) -> str:
+    settings = [found.settings[one] for one in arms]
     models = ", ".join(sorted({f"{one.model} on {one.data}" for one in settings}))
     workers = _span([one.workers for one in settings])
     batch, steps = (_span([getattr(one, name) for one in settings]) for name in ("batch", "steps"))
-    return f"Here: {models}, {workers} workers x {batch}, {steps} steps."
+    seeds = _span([one.seeds for one in arms])
+    return (
+        f"Here: {models}, {workers} workers x {batch}, {steps} steps, {seeds} "
+        f"seed{'' if seeds == '1' else 's'}."
+    )
 
 
 def _span(values: Sequence[int]) -> str:
@@ -120,9 +125,10 @@ def describe_machines(lines: Iterable[Line]) -> str:
     torch = sorted({machine.torch for machine in seen})
     return (
         f"Runs made: {len(seen)}, in {hours:.1f} hours, on {'; '.join(cpus)}; gradwire "
-        f"{', '.join(commits)}; PyTorch {', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of "
-        "bits has two numbers, of pushes and of pulls. Several seeds: the mean and its 95 % "
-        "interval (Student's t, which is wide for two seeds); a difference compares equal seeds. "
+        f"{', '.join(commits)}; PyTorch {', '.join(torch)}. {_DIRTY if unsaved else ''}Bits are "
+        "those of a value in a step, of pushes and of pulls. Several seeds: the mean and its 95 % "
+        "interval (Student's t, which is wide for two seeds). A difference compares equal seeds, "
+        "so that of a row with fewer seeds than the first is not to the mean in that row. "
         "Bands and bars of the pictures reach from the lowest to the highest seed."
     )
 

@@ -65,7 +65,8 @@ Ends = Callable[[int, str, float], Arm]  # by workers, codec and momentum
 
 
 def _by_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float) -> str:
-    """In brackets the difference to the first codec."""
+    """In brackets the difference to the first codec, in the last column what clipping takes."""
+    order = ("TernGrad, no clipping", "TernGrad")
     rows = []
     for workers in _WORKERS:
         base, *others = (one(workers, codec, momentum) for codec in codecs.values())
@@ -74,7 +75,8 @@ def _by_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float
             difference = found.difference(other, base)
             cells.append(found.text(other) + (f" ({difference})" if difference else ""))
         rows.append([str(workers), *cells])
-    return table(["workers", *codecs], rows)
+        rows[-1].append(found.difference(*(one(workers, codecs[c], momentum) for c in order)))
+    return table(["workers", *codecs, "no clipping, to TernGrad"], rows)
 
 
 def _accuracy_of_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float) -> Lines:
@@ -122,7 +124,7 @@ def _by_equal_workers(found: Found, rows: Rows, theirs: str) -> str:
     for label, (one, _) in rows.items():
         groups.setdefault(found.settings[one].workers, {})[label] = one
     cells = {label: numbers for label, (_, numbers) in rows.items()}
-    heads = (theirs, "difference")
+    heads = (theirs, "paper: difference")
     return "\n\n".join(accuracy_table(found, arms, heads, cells) for arms in groups.values())
 
 
