@@ -186,6 +186,20 @@ def test_verbose_reports_each_tensor(tmp_path: Path) -> None:
     assert rows["a.weight"]["bits_per_value"] == 8 * len(frame) / 2000
 
 
+def test_a_plain_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    """Of several files one must have such a tensor."""
+    for name in ("a", "b"):
+        safetensors_numpy.save_file({name: gradient(20)}, tmp_path / f"{name}.safetensors")
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    refused = run("compress", a, "-c", "3lc", "--plain", "a", "--plain", "*.bais")
+    assert refused.code == 1
+    assert refused.err.endswith(f"{a}: no tensor matches --plain '*.bais'\n")
+    assert not (tmp_path / "a.safetensors.gw").exists()
+    assert run("compress", a, b, "-c", "3lc", "--plain", "a", "--plain", "*.bais").code == 1
+    assert not (tmp_path / "b.safetensors.gw").exists()
+    assert run("compress", a, b, "-f", "-c", "3lc", "--plain", "a", "--plain", "b").code == 0
+
+
 def test_several_files_go_into_a_directory(tmp_path: Path) -> None:
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", gradient(20))

@@ -70,11 +70,16 @@ def compress(
     check_codec(codec)
     outputs = Outputs(output, len(files), force)
     reports = []
+    unmatched = plain or []
     for path in files:
         target = outputs.claim(path, lambda name: name + SUFFIX)
         with errors_name(path):
             content = read_tensor_file(path)
             check_content(content)
+            names = [tensor.name for tensor in content.tensors]
+            unmatched = [p for p in unmatched if not any(_matches(name, p) for name in names)]
+            if unmatched and path is files[-1]:  # another file may have had such a tensor
+                raise UserError(f"no tensor matches --plain {unmatched[0]!r}")
             stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
             with replace_file(target) as file:
                 for part in serialize(replace(content, tensors=stored)):
@@ -97,8 +102,7 @@ def _encode_tensors(
     rows = []
     for tensor in content.tensors:
         dtype = FRAME_DTYPES[content.kind].get(tensor.dtype)
-        # fnmatch would read a name's brackets as a set of characters, so it is compared first.
-        matching = [p for p in plain if tensor.name == p or fnmatchcase(tensor.name, p)]
+        matching = [p for p in plain if _matches(tensor.name, p)]
         reason = f"--plain {matching[0]}" if matching else ""
         if dtype is None:
             reason = f"dtype {tensor.dtype}"
@@ -110,6 +114,11 @@ def _encode_tensors(
         stored.append(kept)
         rows.append(row | {"storage": kept.storage, "stored_bytes": len(kept.data)})
     return tuple(stored), rows
+
+
+def _matches(name: str, pattern: str) -> bool:
+    # fnmatch would read a name's brackets as a set of characters, so it is compared first.
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _encode(
