@@ -14,6 +14,7 @@ from gradwire.torch.optimizers.gradient_noise import (
     GradientNoise,
     average_norm,
     count_decay,
+    norms_of,
 )
 
 NUMELS = [1003, 64, 3, 1]
@@ -30,7 +31,7 @@ def train(ranks: int, common: float, noise: float, steps: int = 60) -> list[Grad
             own = [torch.randn(n, generator=generator) for n in NUMELS]
             sketch = torch.full_like(mean, torch.nan)
             gradients = [common * s + noise * o for s, o in zip(shared, own, strict=True)]
-            estimate.sketch(gradients, sketch)
+            estimate.sketch(gradients, sketch, norms_of(gradients).tolist())
             mean += sketch / ranks
         for estimate in estimates:
             estimate.update(mean)
@@ -54,7 +55,8 @@ def test_a_gradient_whose_norm_overflows_is_forgotten() -> None:
     """In float32 its norm is infinite."""
     estimate, mean = GradientNoise(NUMELS, 4), torch.zeros(GradientNoise(NUMELS, 4).numel)
     for size in (1e20, *[1.0] * 6000):
-        estimate.sketch([torch.full((n,), size) for n in NUMELS], mean)
+        gradients = [torch.full((n,), size) for n in NUMELS]
+        estimate.sketch(gradients, mean, norms_of(gradients).tolist())
         estimate.update(mean)
     assert estimate.power.isfinite().all()
     assert estimate.gains() == pytest.approx([1.0] * 4, rel=0.1)
@@ -72,7 +74,8 @@ def test_average_norm_is_that_of_the_average() -> None:
 def test_a_tensor_without_gradient_has_gain_one() -> None:
     estimate = GradientNoise(NUMELS, 4)
     sketch = torch.full((estimate.numel,), torch.nan)
-    estimate.sketch([None, None, torch.ones(3), None], sketch)
+    gradients = [None, None, torch.ones(3), None]
+    estimate.sketch(gradients, sketch, norms_of(gradients).tolist())
     assert torch.equal(sketch.view(4, -1).abs().sum(dim=1) > 0, torch.tensor([0, 0, 1, 0]) > 0)
     estimate.update(sketch)
     assert estimate.gains() == [1.0, 1.0, 1.0, 1.0]
@@ -85,7 +88,7 @@ def test_a_state_goes_on_bit_for_bit() -> None:
     gradients = [torch.ones(n) for n in NUMELS]
     for estimate in (whole, rest):
         sketch = torch.zeros(estimate.numel)
-        estimate.sketch(gradients, sketch)
+        estimate.sketch(gradients, sketch, norms_of(gradients).tolist())
         estimate.update(sketch)
     assert whole.gains() == rest.gains() != first.gains()
     with pytest.raises(ValueError, match="the state has 4 tensors, this rank has 1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,22 @@ def test_residuals_of_a_state_follow_the_scale(saved: float | None, loaded: floa
             torch.testing.assert_close(one, another)
 
     threads(2, go_on)
+
+
+def test_a_copy_follows_the_scaler_of_the_program() -> None:
+    def scale_later(rank: int) -> None:
+        scaler = torch.amp.GradScaler("cpu", 1024.0)
+        state = GradwireState("3lc", start_iter=0, scaler=scaler)
+        copied = copy.deepcopy({"states": [state, state]})["states"]
+        assert copied[0] is copied[1]
+        ddp = DistributedDataParallel(make_model(), find_unused_parameters=True)
+        ddp.register_comm_hook(copied[0], gradwire_hook)
+        scaler.scale(loss_of(ddp, rank, 0))
+        scaler.update(512.0)
+        scaler.scale(loss_of(ddp, rank, 0)).backward()
+        assert copied[0].state_dict()["loss_scale"] == 512.0
+
+    threads(2, scale_later)
 
 
 def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:

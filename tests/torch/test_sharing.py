@@ -136,6 +136,32 @@ def test_a_way_is_not_copied_by_halves(way: str) -> None:
     threads(2, copy_everything)
 
 
+@pytest.mark.parametrize("way", ["local", "served"])
+def test_a_scaled_step_that_breaks_off_leaves_no_scale(way: str) -> None:
+    """GradScaler would multiply it into the next one."""
+
+    def interrupt(rank: int) -> None:
+        training: Any = build(WAYS[way], Tied())
+        if way == "local" or rank == 0:
+            optimizer, scaler = training.optimizer, torch.amp.GradScaler("cpu", 4.0)
+            scaler.scale(loss_of(training.model)).backward()
+
+            def broken(closure: Any) -> None:
+                assert optimizer.grad_scale == 4.0
+                raise KeyboardInterrupt
+
+            optimizer._evaluate = optimizer._step_alone = (
+                broken if way == "served" else (lambda closure, scale: broken(closure))
+            )
+            with pytest.raises(KeyboardInterrupt):
+                scaler.step(optimizer)
+            assert not hasattr(optimizer, "grad_scale")
+            assert not hasattr(optimizer, "found_inf")
+        training.close()
+
+    threads(2, interrupt)
+
+
 WRAPPED = {
     ("local", "Sharp"): "nothing",
     ("local", "LBFGS"): "nothing",

@@ -147,9 +147,11 @@ def held_back(exchange: Exchange, names: Collection[str]) -> Iterator[None]:
     """Inside, the exchange has no residuals of the tensors with these names: nothing that is owed
     to them is sent."""
     owed = take_residuals(exchange, names)
-    yield
-    for residual in owed:
-        exchange.import_residual(*residual)
+    try:
+        yield
+    finally:
+        for residual in owed:
+            exchange.import_residual(*residual)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the hook did: counted bucket by bucket, reported as `Stats`.
+"""What a rank's exchanges did: counted bucket by bucket, reported as `Stats`.
 
 Bytes are those of whole packets, as the exchange counts them. Bits a value of pushes are 8 * push
 bytes over the values pushed: a rank does not push the shard that it owns. Bits a value of pulls
@@ -7,9 +7,9 @@ count each pull packet once, because every peer gets the same one. So raw takes 
 own dtype. Compressed bits are those of the payloads of tensors that do not go raw, so they are what
 the budget of an `auto` codec limits.
 
-Own seconds are the time of the hook and its thread without the wait for the wire. They are measured
-by the clock, so on a busy machine they include the wait for a processor. Own CPU seconds do not,
-and they leave out helper threads (`threads` above 1).
+Own seconds are the time of the exchanges, here and in their thread, without the wait for the wire.
+They are measured by the clock, so on a busy machine they include the wait for a processor. Own CPU
+seconds do not, and they leave out helper threads (`threads` above 1).
 """
 
 from __future__ import annotations

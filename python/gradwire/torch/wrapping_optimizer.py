@@ -259,6 +259,17 @@ class WrappingOptimizer(LiveScalars, Optimizer):
             "with all of them"
         )
 
+    @contextlib.contextmanager
+    def _forgets_scaler(self) -> Iterator[None]:
+        """For a step: if it breaks off, a GradScaler leaves its attributes, and would multiply the
+        next scale by this one."""
+        try:
+            yield
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):
+                vars(self).pop(name, None)
+            raise
+
     def __getattr__(self, name: str) -> Any:
         if name in _MODES and "_optimizer" in vars(self):
             return getattr(self._optimizer, name)
@@ -281,7 +292,8 @@ _SQUARES = {"exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"}
 
 def keeps_squares(optimizer: Optimizer) -> bool:
     """Whether the optimizer keeps means of squares. It must have taken a step."""
-    return any(_SQUARES & state.keys() for state in optimizer.state.values())
+    states = optimizer.state.values()  # some optimizers have entries of their own beside
+    return any(_SQUARES & state.keys() for state in states if isinstance(state, dict))
 
 
 def usual_push_codec(layout: Layout) -> str:
@@ -355,7 +367,7 @@ def _show_watches(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             watch._look_at(optimizer)
 
 
-DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def is_adaptive(optimizer: Optimizers) -> bool:
@@ -371,16 +383,21 @@ def finer_codec(optimizer: Optimizers | None) -> str:
 
 
 def _is_adaptive(optimizer: Optimizer) -> bool:
-    for device in DEVICES:
-        with contextlib.suppress(Exception):  # of any optimizer's own code
-            return keeps_squares(step_of_copy(optimizer, device))
+    with contextlib.suppress(Exception):  # of any optimizer's own code
+        return keeps_squares(step_of_copy(optimizer))
     return True
 
 
 @ordinary_tensors()
-def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
-    """A copy without hooks that has taken a step of zeros. device: "meta", where tensors have no
-    values, or "cpu", which a few optimizers need."""
+def step_of_copy(optimizer: Optimizer) -> Optimizer:
+    """A copy without hooks that has taken a step of zeros, if possible on the device "meta", where
+    tensors have no values; some need these. Raises what its step raises."""
+    with contextlib.suppress(Exception):
+        return _step_of_copy(optimizer, "meta")
+    return _step_of_copy(optimizer, "cpu")
+
+
+def _step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
     groups = []
     for group in optimizer.param_groups:
         places = [nn.Parameter(torch.zeros_like(p, device=device)) for p in group["params"]]
@@ -388,20 +405,26 @@ def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
             place.grad = torch.zeros_like(place)
         groups.append({**group, "params": places})
     made = remake(optimizer, groups)
-    made.step()
+    step = type(made).step
+    if hasattr(step, "hooked"):  # PyTorch's, which calls hooks of all optimizers
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=()):
+        step(made)
     return made
 
 
 def remake(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """A new optimizer of its class with these groups of parameters, which have all options. It
-    gets copies of the options. Raises TypeError for one without a place for hooks: a copy that has
-    it would change the class, whose steps then look for it."""
+    gets copies of the options, and the numbers and texts among the optimizer's other attributes.
+    Raises TypeError for one without a place for hooks: a copy that has it would change the class,
+    whose steps then look for it."""
     _require_hooks(optimizer)
     made = type(optimizer).__new__(type(optimizer))
     own = [{**copy_options(group), "params": group["params"]} for group in groups]
     state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
     defaults = copy_options(optimizer.defaults)
-    made.__setstate__({"defaults": defaults, "state": state, "param_groups": own})
+    plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, _PLAIN)}
+    made.__setstate__(plain | {"defaults": defaults, "state": state, "param_groups": own})
     return made
 
 

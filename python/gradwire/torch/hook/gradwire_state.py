@@ -182,6 +182,13 @@ class GradwireState(SessionOwner):
             "_thaw_watch": None,
         }
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The copy shares the GradScaler, which the program goes on to update."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self._scaler)] = self._scaler
+        vars(copied).update(deepcopy(self.__getstate__(), memo))
+        return copied
+
     # The hook ----------------------------------------------------------------------------------
 
     def average(

@@ -22,7 +22,7 @@ from gradwire.torch.buckets.session import Averaged
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.gate import Gate
-from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
+from gradwire.torch.optimizers.gradient_noise import GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.local_rules import LocalRules, OuterLike
 from gradwire.torch.optimizers.replica import ReplicaBucket
@@ -32,6 +32,7 @@ from gradwire.torch.stats import StepCounters
 from gradwire.torch.tensor_memory import in_order_of
 
 _NOTES = 3  # values
+_STEPS = 64  # modulo which numbers of steps are compared: sums of squares are exact in float32
 EQUALLY_OFTEN = (
     "call step, and synchronize, equally often on all ranks, such as while "
     "optimizer.local_steps < N"
@@ -94,7 +95,7 @@ class Fragment:
         ]
         numels = [parameter.numel() for parameter in self.parameters]
         self.noise = GradientNoise(numels, 1, device=device) if rules.has_noise else None
-        self._sketch_numel = SUMS * len(mine) if rules.has_noise else 0
+        self._sketch_numel = 0 if self.noise is None else self.noise.numel
         self._takes_notes = rules.is_elastic
         beside = self._sketch_numel + (_NOTES if rules.is_elastic else 0)
         self.bucket = self._spare = ReplicaBucket(mine, device, beside)
@@ -159,11 +160,11 @@ class Fragment:
 
     def write_notes(self, is_asked: bool) -> None:
         """Writes to the bucket whether a process asks this rank to let it join, the number of steps
-        since the last exchange, and its square."""
+        since the last exchange, modulo _STEPS, and the square of that."""
         asked, steps, squared = self.bucket.beside[self._sketch_numel :]
         asked.fill_(is_asked)
-        steps.fill_(self.steps)
-        squared.fill_(self.steps**2)
+        steps.fill_(self.steps % _STEPS)
+        squared.fill_((self.steps % _STEPS) ** 2)
 
     @ordinary_tensors()
     def set_anchors(self) -> None:
@@ -215,13 +216,14 @@ class Fragment:
         return self.flight.arrived
 
     def _read_notes(self, averages: torch.Tensor, steps: int) -> None:
-        asked, average_steps, average_square = averages.tolist()
+        asked, average, average_square = averages.tolist()
         self.is_asked = asked > 0
+        own = steps % _STEPS
         # Every rank sees in the square that others differ, also where its own steps are average.
-        if max(abs(average_steps - steps), abs(average_square - steps**2)) > 1e-3:
+        if max(abs(average - own), abs(average_square - own**2)) > 1e-3:
             raise PeerMismatchError(
-                f"this rank exchanges the changes of {steps} local steps, the average of all ranks "
-                f"is {average_steps:g}: {EQUALLY_OFTEN}"
+                f"this rank exchanges the changes of {steps} local steps, and others those of more "
+                f"or fewer: {EQUALLY_OFTEN}"
             )
 
     @ordinary_tensors()

@@ -77,14 +77,11 @@ class GradientNoise:
         return SUMS * self.power.shape[1]
 
     @ordinary_tensors()
-    def sketch(
-        self, gradients: Gradients, sketch: torch.Tensor, norms: Sequence[float] | None = None
-    ) -> None:
+    def sketch(self, gradients: Gradients, sketch: torch.Tensor, norms: Sequence[float]) -> None:
         """Writes this rank's signed sums into `sketch`, f32 (numel,), to be averaged over the
-        ranks. norms: of the gradients, if they were read already."""
+        ranks. norms: of the gradients."""
         offset = self._updates * _STRIDE % _OFFSETS
         sketch.zero_()
-        norms = norms_of(gradients).cpu().tolist() if norms is None else norms
         own = list(map(_wide_norm, gradients, norms))  # one more norm where there are no tensors
         self._own.copy_(torch.tensor([n**2 for n in own], dtype=torch.float64, device="cpu"))
         for gradient, sums in zip(gradients, sketch.view(-1, SUMS), strict=True):

@@ -141,10 +141,10 @@ class LocalMomentum:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     @ordinary_tensors()
-    def go_on(self, before: Sequence[Tensor], steps: int, used: Sequence[bool] = ()) -> None:
+    def go_on(self, before: Sequence[Tensor], steps: int, used: Sequence[bool]) -> None:
         """Replaces the change that the optimizer has made in this step, without momentum, by one
         with momentum. steps: those since the last exchange, with this one. used: of each parameter,
-        whether it has a gradient; empty: all have."""
+        whether it has a gradient."""
         for place, (parameter, old, exact, total, velocity, beta) in enumerate(
             zip(
                 self._parameters,
@@ -157,7 +157,7 @@ class LocalMomentum:
             )
         ):
             change = wide_of(old) - wide_of(parameter)
-            if used and not used[place] and not change.any():
+            if not used[place] and not change.any():
                 continue
             total.add_(change)
             if beta == 0:  # without momentum, the step is as it was

@@ -22,7 +22,13 @@ from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE, Compression
-from gradwire.torch.wrapping_optimizer import OwnUse, copy_options, note_step, remake
+from gradwire.torch.wrapping_optimizer import (
+    OwnUse,
+    copy_options,
+    note_step,
+    remake,
+    step_of_copy,
+)
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 # Their steps shrink with the root of the second moment of the gradient that they are given.
@@ -121,7 +127,7 @@ class LocalRules:
             raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
         rules = LocalRules(
             schedule,
-            OuterLike(outer) if isinstance(outer, Optimizer) else outer,
+            OuterLike(outer, optimizer) if isinstance(outer, Optimizer) else outer,
             clip_norm,
             correct_noise,
             late_momentum,
@@ -235,10 +241,12 @@ class OuterLike:
     as by a learning-rate scheduler. The user's own takes no steps.
 
     Raises:
-        ValueError: It has several groups, and a fragment has one; or it has a state.
+        ValueError: It has several groups, and a fragment has one; it has a state; it lacks a
+            parameter of `inner`, the optimizer that LocalSteps wraps; or no other one like it can
+            take a step.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, inner: Optimizer) -> None:
         name = type(optimizer).__name__
         if len(optimizer.param_groups) != 1:
             raise ValueError(
@@ -250,12 +258,29 @@ class OuterLike:
             raise ValueError(
                 f"outer is a {name} that has a state already, which would be lost: give a new one"
             )
+        known = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+        if any(id(parameter) not in known for _, _, parameter in each_parameter(inner)):
+            raise ValueError(
+                f"outer is a {name} that lacks parameters of the {type(inner).__name__}, and would "
+                "step them all: give it the same parameters"
+            )
+        try:
+            step_of_copy(optimizer)
+        except Exception as error:  # of its own code
+            raise ValueError(
+                f"outer is a {name}, of which a copy can't take a step ({error}): give a function "
+                "that makes an optimizer for a list of parameters"
+            ) from error
         self._optimizer = optimizer
         self._own_use = OwnUse(optimizer, "LocalSteps")
         self._own_use.refuse_saving()
         self._own_use.refuse_loading("load the state of the LocalSteps")
         # The user's options, as each of those made knows them.
         self._known: WeakKeyDictionary[Optimizer, dict[str, Any]] = WeakKeyDictionary()
+
+    def end(self) -> None:
+        """Gives the user's optimizer back."""
+        self._own_use.end()
 
     def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
         options = self._optimizer.param_groups[0]

@@ -20,7 +20,7 @@ class LocalStats:
 
     every: int
     fragments: tuple[int, ...]  # the values of each
-    local_steps: int  # of this rank's own optimizer
+    local_steps: int  # of the training, as LocalSteps.local_steps
     left_out: int  # local steps that a GradScaler left out on this rank
     gains: tuple[float, ...]  # of the parameters, by which changes are multiplied; empty: by 1
     exchanges: Stats

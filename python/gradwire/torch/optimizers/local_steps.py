@@ -41,7 +41,7 @@ from gradwire.torch.optimizers.averaging import Averaging, Peers, ratio_in_steps
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN
 from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import check_momentum, without_momentum
-from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory
+from gradwire.torch.optimizers.local_rules import LocalRules, OuterFactory, OuterLike
 from gradwire.torch.optimizers.replica import Replica
 from gradwire.torch.options import Compression, Execution, Members
 from gradwire.torch.parameters import ordinary_tensors
@@ -180,7 +180,6 @@ class LocalSteps(WrappingOptimizer):
         self._replica = replica = Replica("LocalSteps", optimizer, model, rules.complete(settings))
         rules.check_members(replica.shards, replica.settings)
         self._averaging = averaging = Averaging(replica, optimizer, rules)
-        self.every = rules.schedule.every
         self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
         # (A process that joins takes over the options of its optimizer from a member.)
@@ -204,12 +203,13 @@ class LocalSteps(WrappingOptimizer):
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         if is_of_get_state_dict():
             return None  # it asks for the state then, which is refused
-        self._begin_step()
-        scale, not_finite = self._scaler_says()
-        before = self._averaging.copy_parameters()
-        loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
-        self._end_step(before, not_finite)
-        return loss
+        with self._forgets_scaler():
+            self._begin_step()
+            scale, not_finite = self._scaler_says()
+            before = self._averaging.copy_parameters()
+            loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
+            self._end_step(before, not_finite)
+            return loss
 
     def _let_user_step(self) -> None:
         """From now on the user steps the wrapped optimizer, between `_begin_step` and `_end_step`,
@@ -363,6 +363,11 @@ class LocalSteps(WrappingOptimizer):
         return self._peers.session.rank
 
     @property
+    def every(self) -> int:
+        """Steps from one exchange to the next."""
+        return self._rules.schedule.every
+
+    @property
     def local_steps(self) -> int:
         """How far the training is. Equal on all ranks at the same step, also where they come and
         go: a rank then takes over the number of another one, as it does with the model."""
@@ -379,9 +384,12 @@ class LocalSteps(WrappingOptimizer):
 
     def close(self) -> None:
         """Ends the communication thread and its process group, and gives the wrapped optimizer
-        back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
+        and the outer one back. Statistics and residuals stay. Happens by itself at exit, or when
+        this is dropped."""
         self._peers.close()
         self._own_use.end()
+        if isinstance(self._rules.outer, OuterLike):
+            self._rules.outer.end()
 
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""

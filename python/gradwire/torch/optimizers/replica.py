@@ -38,7 +38,7 @@ from gradwire.torch.parameters import (
 from gradwire.torch.shared_parameters import SharedParameters
 from gradwire.torch.staging.moves import pack, unpack
 from gradwire.torch.tensor_memory import local_of
-from gradwire.torch.wrapping_optimizer import DEVICES, step_of_copy
+from gradwire.torch.wrapping_optimizer import step_of_copy
 
 BESIDE = "(statistics of the gradient)"
 
@@ -223,7 +223,6 @@ def _of_optimizer(optimizer: Optimizer) -> int:
         flat = torch.empty(numel, dtype=parameters[0].dtype, device="meta")
         history = optimizer.param_groups[0]["history_size"]
         return bytes_of([flat] * (2 + 2 * history)) + (1 + 2 * history) * _BESIDE_TENSOR
-    for device in DEVICES:
-        with contextlib.suppress(Exception):  # of any optimizer's own code
-            return max(own, bytes_of(list(step_of_copy(optimizer, device).state.values())))
+    with contextlib.suppress(Exception):  # of any optimizer's own code
+        return max(own, bytes_of(list(step_of_copy(optimizer).state.values())))
     return max(own, _MOST_MODELS * bytes_of(parameters))

@@ -32,7 +32,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
     if name in _NOT_ELEMENTWISE or not _steps_elements(optimizer):
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
     # (Adagrad has its state before the first step.)
-    if any(float(state.get("step", len(state))) > 0 for state in optimizer.state.values()):
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    if any(float(state.get("step", len(state))) > 0 for state in states):
         raise ValueError(
             f"the {name} has taken steps already, so its state is of whole tensors. Wrap a new "
             "one, and load a checkpoint that a ShardedOptimizer saved"
@@ -280,6 +281,7 @@ class Shard:
         tensors = [
             tensor
             for state in self.state.values()
+            if isinstance(state, dict)
             for tensor in state.values()
             if isinstance(tensor, torch.Tensor) and tensor.dim() > 0
         ]

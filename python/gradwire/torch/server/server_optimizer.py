@@ -275,18 +275,19 @@ class ServerOptimizer(WrappingOptimizer):
             return None  # it asks for the state then, which is refused
         if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
-        loss = self._evaluate(closure)
-        if not self._is_connected:
-            self._connect_late()
-        step, self._steps = self._steps, self._steps + 1
-        scale = vars(self).get("grad_scale")  # while a GradScaler calls this
-        with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
-            self._shared.check()
-            self._side.check_unedited(self._shared.check_load())
-            if self._barrier is None:
-                self._side.step(step, 1.0 if scale is None else 1.0 / float(scale))
-            else:
-                self._barrier.finish(is_scaled=scale is not None)
+        with self._forgets_scaler():
+            loss = self._evaluate(closure)
+            if not self._is_connected:
+                self._connect_late()
+            step, self._steps = self._steps, self._steps + 1
+            scale = vars(self).get("grad_scale")  # while a GradScaler calls this
+            with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
+                self._shared.check()
+                self._side.check_unedited(self._shared.check_load())
+                if self._barrier is None:
+                    self._side.step(step, 1.0 if scale is None else 1.0 / float(scale))
+                else:
+                    self._barrier.finish(is_scaled=scale is not None)
         self._shared.note_values()
         note_step(self._optimizer)  # which is taken on the servers
         self._side.warn()
