@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from cluster import free_port
 from gradwire.torch import register_backend
+from gradwire.torch.backend import process_group
 from gradwire.torch.backend.collective import Rules
 from gradwire.torch.backend.process_group import GradwireGroup
 from gradwire.torch.checkpoint import residuals_in
@@ -222,6 +224,21 @@ def _send_before_waiting() -> float:
     return float(values.sum() * sent.mean())
 
 
+def _many_sizes() -> list[tuple[int, list[torch.Tensor]]]:
+    """How many exchanges a group keeps, and the sums: where at most two are kept, and where all
+    are. No sum is awaited before all have begun."""
+    found = []
+    for most in (2, 100):
+        group: Any = dist.new_group()
+        sums = [torch.cat([_values(dist.get_rank()), torch.ones(i % 5)]) for i in range(15)]
+        with mock.patch.object(process_group, "_MOST_EXCHANGES", most):
+            works = [dist.all_reduce(values, group=group, async_op=True) for values in sums]
+            for work in works:
+                work.wait()
+        found.append((len(group._buckets), sums))
+    return found
+
+
 def _unlike_sizes() -> str:
     return said_by(lambda: dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank())))
 
@@ -303,6 +320,7 @@ _JOBS: dict[str, Callable[[], Any]] = {
     "plain": partial(train, "plain"),
     "plain fsdp": partial(train, "plain fsdp"),
     "lose a rank": _lose_a_rank,
+    "many sizes": _many_sizes,
     "reduce a negative": _reduce_a_negative,
     "reduce parameters": _reduce_parameters,
     "send before waiting": _send_before_waiting,

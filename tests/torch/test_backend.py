@@ -143,6 +143,16 @@ def test_a_sum_that_has_begun_waits_for_nobody(fragile_cluster: Cluster) -> None
         assert found == pytest.approx(2 * 7 * backend_jobs.NUMEL, rel=0.01)
 
 
+def test_exchanges_of_earlier_sizes_are_released(cluster: Cluster) -> None:
+    """Each size has its own, so tensors of ever other sizes took ever more memory. The sums have
+    the same bits as where none is released."""
+    options = {"all_reduce": "qsgd:bits=2", "min_numel": 1000}
+    for (few, all_kept), _ in cluster.run(2, backend_jobs.over_backend, "many sizes", options):
+        assert (few[0], all_kept[0]) == (2, 5)
+        for ours, expected in zip(few[1], all_kept[1], strict=True):
+            assert torch.equal(ours, expected)
+
+
 def test_ranks_with_other_sizes_are_named(cluster: Cluster) -> None:
     for message, _ in cluster.run(2, backend_jobs.over_backend, "unlike sizes", {"min_numel": 9}):
         assert "rank 0 has" in message

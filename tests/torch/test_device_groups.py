@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from array_device import DEVICE
 from cluster import Cluster
 from frozen import INPUTS, Distances
 from gradwire.torch import GradwireState, gradwire_hook, register_backend
+from gradwire.torch.backend import process_group
 from gradwire.torch.optimizers.gradient_noise import GradientNoise, average_norm
 from test_devices import STEPS, THREE_LC, make_model, train
 from ways import fresh_number, integers
@@ -168,6 +170,25 @@ def reduce_in_turn() -> Any:
 def test_one_group_takes_tensors_of_several_devices(ranks: Cluster) -> None:
     for first, second, third in ranks.run(2, reduce_in_turn):
         assert first == second == third
+
+
+def reduce_sizes() -> tuple[int, int]:
+    """How many exchanges are kept after sums of five sizes, and for how many of them the stage has
+    memory of the host."""
+
+    def reduce_each(group: Any, device: str) -> tuple[int, int]:
+        for numel in range(1024, 1029):
+            dist.all_reduce(torch.ones(numel).to(device), group=group)
+        (stage,) = [s.stage for at, s in group._sessions.items() if at.type != "cpu"]
+        return len(group._buckets), sum(map(bool, stage._free.values()))
+
+    with mock.patch.object(process_group, "_MOST_EXCHANGES", 2):
+        found: tuple[int, int] = over_backend(reduce_each, DEVICE, min_numel=64)
+    return found
+
+
+def test_memory_of_earlier_sizes_is_released(ranks: Cluster) -> None:
+    assert ranks.run(2, reduce_sizes) == [(2, 2)] * 2
 
 
 def call_each(group: Any, device: str) -> dict[str, Any]:

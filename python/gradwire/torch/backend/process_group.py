@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -42,6 +43,9 @@ NAME = "gradwire"
 CODEC = "int8:bucket=256"
 # What the base class answers itself; all else that is not compressed is passed on.
 _OWN = {"rank", "size", "name", "boxed", "unbox", "BackendType"}
+# A group without residuals keeps so many for each device, those that were used last. Another size
+# needs another exchange, which takes 2.4 bytes a value (int8, two ranks).
+_MOST_EXCHANGES = 32
 
 
 # Operation, device, dtype, values, whether they go raw, and the residual's number.
@@ -88,7 +92,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self._ranks = ranks
         self.timeout = timeout
         self._group_name = ""
-        self._buckets: dict[_Key, Bucket] = {}
+        self._buckets: OrderedDict[_Key, Bucket] = OrderedDict()
         self._memories = Memories()
         self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
         self._calls = 0
@@ -291,7 +295,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     def _drop(self, numbers: list[int]) -> None:
         for key in [key for key in list(self._buckets) if key[-1] in numbers]:
-            if values := self._buckets.pop(key).kept_values:
+            if values := self._release(key).kept_values:
                 warn_user(
                     f"a residual of {values:,} values is dropped, because the memory of the tensor "
                     "was released. Reduce the same memory in each step, as DDP does with its "
@@ -311,7 +315,19 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             bucket = Bucket(job, settings, wire, self._sessions[device].stage)
             agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
+        if not self._rules.keeps_residuals:
+            # Calls for one device come in the same order on all ranks, which so release alike.
+            self._buckets.move_to_end(key)
+            here = [known for known in list(self._buckets) if known[1] == device]
+            for earlier in here[:-_MOST_EXCHANGES]:
+                self._release(earlier)
         return self._buckets[key]
+
+    def _release(self, key: _Key) -> Bucket:
+        """For an exchange that is not under way; its messages have left when it ends."""
+        _, device, dtype, numel, *_ = key
+        self._sessions[device].stage.release_memory(dtype, numel)
+        return self._buckets.pop(key)
 
     def _connect(self, device: torch.device) -> None:
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())

@@ -107,6 +107,9 @@ class Stage:
         the CPU it is the values themselves."""
         return values
 
+    def release_memory(self, dtype: torch.dtype, n: int) -> None:
+        """Values of this dtype and number come no more: the host's memory for them is released."""
+
     def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
         """Copies the values to their place on the host, and waits."""
 
@@ -284,6 +287,9 @@ class CopyStage(_Streaming):
     def give_memory(self, host: torch.Tensor) -> None:
         """Gives it back. It may be taken before the copies in this stream have ended."""
         self._free[host.dtype, host.numel()].append(host)
+
+    def release_memory(self, dtype: torch.dtype, n: int) -> None:
+        self._free.pop((dtype, n), None)
 
     def _new_memory(self, n: int, dtype: torch.dtype) -> torch.Tensor:
         if self._is_page_locked:
