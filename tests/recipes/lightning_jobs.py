@@ -237,6 +237,12 @@ def main() -> None:
     latest = ModelCheckpoint(FOLDER / "latest", every_n_train_steps=5, save_top_k=1)
     train("latest", GradwireStrategy(every=3), callbacks=[latest])
     found["files"] = sorted(path.name for path in (FOLDER / "latest").iterdir())
+    linking = ModelCheckpoint(
+        FOLDER / "linked", "{step}", every_n_train_steps=5, save_top_k=-1, save_last="link"
+    )
+    linking.CHECKPOINT_NAME_LAST = "{step}-last"
+    train("linked", GradwireStrategy(every=3), callbacks=[linking], max_steps=15)
+    found["linked files"] = sorted(path.name for path in (FOLDER / "linked").iterdir())
 
     found["fabric ddp"] = in_fabric(FabricDDPStrategy())
     found["fabric hook raw"] = in_fabric(FabricStrategy("raw"))

@@ -110,6 +110,12 @@ def test_a_checkpoint_takes_its_files_along_when_it_is_removed(found: Found) -> 
     assert (first, second) == (f"{checkpoint}.gradwire_0.pt", f"{checkpoint}.gradwire_1.pt")
 
 
+def test_a_removed_link_leaves_the_files_of_its_checkpoint(found: Found) -> None:
+    checkpoints = [f"step={step}.ckpt" for step in (5, 10, 15)]
+    files = [f"{name}.gradwire_{rank}.pt" for name in checkpoints for rank in range(2)]
+    assert found["linked files"] == sorted(["step=15-last.ckpt", *checkpoints, *files])
+
+
 def test_a_second_model_without_its_state_is_said(found: Found) -> None:
     (said,) = found["both"]
     assert "both.ckpt has 2 optimizers" in said

@@ -107,7 +107,8 @@ class GradwireStrategy(DDPStrategy):
             self.way.save(filepath)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        self.way.file_of(filepath).unlink(missing_ok=True)
+        if not Path(filepath).is_symlink():  # save_last="link": the files are those of another
+            self.way.file_of(filepath).unlink(missing_ok=True)
         super().remove_checkpoint(filepath)
 
     def load_checkpoint(self, checkpoint_path: str | Path, **options: Any) -> dict[str, Any]:
