@@ -239,8 +239,12 @@ def _many_sizes() -> list[tuple[int, list[torch.Tensor]]]:
     return found
 
 
-def _unlike_sizes() -> str:
-    return said_by(lambda: dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank())))
+def _unlike_sizes() -> tuple[bool, str, str]:
+    """Whether the group had an error before, the error of the call, and the group's after it."""
+    group: Any = dist.group.WORLD
+    before = group.error is not None
+    said = said_by(lambda: dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank())))
+    return before, said, str(group.error)
 
 
 def _reduce_a_negative() -> bool:

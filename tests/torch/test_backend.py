@@ -17,6 +17,7 @@ from cluster import Cluster
 from gradwire import GradwireError
 from gradwire.torch import register_backend
 from gradwire.torch.backend.collective import Memories
+from gradwire.torch.backend.process_group import GradwireGroup
 
 SCRIPT = """
 import os, sys
@@ -154,9 +155,13 @@ def test_exchanges_of_earlier_sizes_are_released(cluster: Cluster) -> None:
 
 
 def test_ranks_with_other_sizes_are_named(cluster: Cluster) -> None:
-    for message, _ in cluster.run(2, backend_jobs.over_backend, "unlike sizes", {"min_numel": 9}):
-        assert "rank 0 has" in message
-        assert "rank 1 has" in message
+    """Also by the group's error, by which torchft knows that it has to make another group."""
+    options = {"min_numel": 9}
+    for (before, *after), _ in cluster.run(2, backend_jobs.over_backend, "unlike sizes", options):
+        assert not before
+        for message in after:
+            assert "rank 0 has" in message
+            assert "rank 1 has" in message
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -180,6 +185,13 @@ def test_a_group_outside_a_world_keeps_a_residual_for_each_memory(cluster: Clust
     for rank in ranks:
         np.testing.assert_array_equal(rank["summed"], ranks[0]["summed"])
         np.testing.assert_allclose(rank["summed"] + owed, given, atol=1e-4)
+
+
+def test_a_group_has_no_numbers_that_nobody_counts() -> None:
+    """`scalars()` of a group were zeros, and `log_to` wrote nothing: its numbers are in `stats()`,
+    and in no steps."""
+    for name in ("scalars", "log_to", "last_step", "explain"):
+        assert not hasattr(GradwireGroup, name), name
 
 
 def test_memory_is_known_again_until_it_is_released() -> None:

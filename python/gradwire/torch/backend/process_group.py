@@ -29,7 +29,7 @@ from gradwire.torch.backend.collective import (
 from gradwire.torch.backend.uncompressed import Uncompressed
 from gradwire.torch.buckets.bucket import Bucket, BucketJob
 from gradwire.torch.buckets.reduction import ExchangeWork, factor_of
-from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.buckets.session import Session
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.network.engine import agree
@@ -63,7 +63,7 @@ class OperationStats:
     raw_bytes: int = 0  # what they would have sent uncompressed, in the values' own dtype
 
 
-class GradwireGroup(SessionOwner, dist.ProcessGroup):
+class GradwireGroup(dist.ProcessGroup):
     """A process group that sends what it does not compress through another one.
 
     It needs no world of torch.distributed. Every rank of the store must make it. ranks: their
@@ -192,6 +192,12 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     @property
     def group_name(self) -> Any:
         return self._group_name
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication of what is compressed."""
+        errors = [session.error for session in list(self._sessions.values())]
+        return next(filter(None, errors), None)
 
     def _check_session(self) -> None:
         for session in self._sessions.values():
