@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from gradwire import GradwireError
 from gradwire.torch import register_backend
 from gradwire.torch.backend.collective import Memories
 from gradwire.torch.backend.process_group import GradwireGroup
+from gradwire.torch.buckets.reduction import ExchangeWork
 
 SCRIPT = """
 import os, sys
@@ -192,6 +196,27 @@ def test_a_group_has_no_numbers_that_nobody_counts() -> None:
     and in no steps."""
     for name in ("scalars", "log_to", "last_step", "explain"):
         assert not hasattr(GradwireGroup, name), name
+
+
+@pytest.mark.parametrize("of_a_sum", [True, False])
+def test_a_wait_ends_when_its_time_is_over(of_a_sum: bool) -> None:
+    """As one of Gloo does, and the work goes on. An error that comes in time is raised."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    work = ExchangeWork(future, [])
+
+    def end() -> None:
+        if of_a_sum:
+            future.set_result(torch.ones(1))
+        else:
+            future.set_exception(ValueError("the sum has failed"))
+
+    timer = threading.Timer(0.5, end)
+    timer.start()
+    with pytest.raises(RuntimeError, match=r"^Operation timed out!$"):
+        work.wait(timedelta(milliseconds=10))
+    with nullcontext() if of_a_sum else pytest.raises(ValueError, match="the sum has failed"):
+        assert work.wait(timedelta(seconds=60))
+    timer.join()
 
 
 def test_memory_is_known_again_until_it_is_released() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import torch
@@ -40,6 +41,13 @@ class ExchangeWork(dist.Work):
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """timeout: 0 for none. Raises RuntimeError after it, as Gloo's work does; the exchange goes
+        on, and may be waited for again."""
+        if timeout > timedelta(0):
+            is_over = threading.Event()
+            self._future.add_done_callback(lambda _: is_over.set())
+            if not is_over.wait(timeout.total_seconds()):
+                raise RuntimeError("Operation timed out!")
         self._future.wait()
         return True
 
