@@ -209,7 +209,8 @@ def test_a_change_that_is_not_finite_is_undone(inner: Inner, codec: str) -> None
         assert rank.stats["skipped_steps"] == 1
         assert np.isfinite(rank.losses[4:]).all()
         (said,) = rank.said(NonFiniteStepWarning)
-    assert f"gradient of rank 2 is not finite at element 3 of {INFINITE_NAME}" in said
+    assert f"the change of rank 2 is not finite at element 3 of {INFINITE_NAME}" in said
+    assert "all ranks go back to the values of the exchange before" in said
 
 
 @pytest.mark.parametrize(

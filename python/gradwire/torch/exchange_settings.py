@@ -46,6 +46,7 @@ class ExchangeSettings(Execution, Members, Compression):
     `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
     averages, to turn them in place into the values that every rank gets.
     `terms`: further settings, as text, that the ranks compare before the first exchange.
+    `of_changes`: whether warnings say "change" where they say "gradient" otherwise.
     """
 
     codec: str = DEFAULT_CODEC
@@ -55,6 +56,7 @@ class ExchangeSettings(Execution, Members, Compression):
     leg: str | None = None
     update: Callable[[], None] | None = None
     terms: str = ""
+    of_changes: bool = False
 
     @classmethod
     def of(

@@ -94,7 +94,7 @@ class BucketRunner:
         self._done: list[int] = []  # bucket indices of the step under way
         self._current = -1  # index
         self._is_in_step = False
-        self.ledger = Ledger()
+        self.ledger = Ledger(of_changes=settings.of_changes)
         self.kept = ResidualStore(self._buckets)
         self.choice = AutoCodecs(settings)
         self._wire = connection.wire

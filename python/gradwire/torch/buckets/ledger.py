@@ -29,6 +29,7 @@ class Ledger:
         warned: the warnings that are said once and have been said.
         raw_tensors: those of buckets that are no more.
         traffic: what was encoded in buckets that are no more.
+        of_changes: as in ExchangeSettings.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -37,6 +38,7 @@ class Ledger:
     warned: set[type[Warning]] = field(default_factory=set)
     raw_tensors: tuple[RawTensor, ...] = ()
     traffic: tuple[TensorTraffic, ...] = ()
+    of_changes: bool = False
     _sent_before: int = 0
 
     def go_on_from(self, earlier: Ledger) -> None:
@@ -58,10 +60,13 @@ class Ledger:
     def skip(self, why: str) -> None:
         """The step under way is skipped."""
         self.step.skipped = True
+        unit, done = "step", "the step is skipped (after a hook, by a gradient scaler)"
+        if self.of_changes:
+            why = why.replace("the gradient of", "the change of", 1)
+            unit, done = "exchange", "all ranks go back to the values of the exchange before"
         self.warn_once(
-            f"step {self.step.step}: {why}, so that the step is skipped (after a hook, by a "
-            "gradient scaler), and the residuals are kept. Further steps like this are only "
-            "counted (stats().skipped_steps)",
+            f"{unit} {self.step.step}: {why}, so that {done}, and the residuals are kept. Further "
+            f"{unit}s like this are only counted (stats().skipped_steps)",
             NonFiniteStepWarning,
         )
 

@@ -190,7 +190,8 @@ class LocalRules:
             )
         less_often = f"To send less in all, exchange less often: every={2 * self.schedule.every}"
         beside = [BESIDE] if self.has_noise or self.is_elastic else []
-        return replace(settings, remedy=less_often, exclude=[*settings.exclude, *beside])
+        exclude = [*settings.exclude, *beside]
+        return replace(settings, remedy=less_often, exclude=exclude, of_changes=True)
 
     def check_members(self, shards: dist.ProcessGroup | None, settings: ExchangeSettings) -> None:
         """Raises ValueError for settings with which ranks can't come and go, if they shall.

@@ -89,8 +89,9 @@ class LocalSteps(WrappingOptimizer):
     and all ranks must step together. Then each replica takes the place of a rank above, and shards
     go back to their anchors one by one.
 
-    A torch.amp.GradScaler works as with any optimizer. Each rank has its own; where it finds a
-    gradient that is not finite, this rank takes no step, and takes part in the exchange.
+    A torch.amp.GradScaler works as with any optimizer; `unscale_` and `step` both take this object.
+    Each rank has its own; where it finds a gradient that is not finite, this rank takes no step,
+    and takes part in the exchange.
 
     When ranks are lost, `step` gives a RankLostWarning and goes on; docs/guides/far_apart.md says
     what is kept. It raises ExpelledError on a rank that the others took for dead, and
