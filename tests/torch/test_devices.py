@@ -239,14 +239,16 @@ def test_a_copy_begins_after_the_work_that_makes_the_values() -> None:
 
     stage.streams.main.enqueue(fill)
     fetched = stage.fetch(values)
-    with stage.on_host(values, fetched) as host:
+    with stage.in_pieces(values, fetched) as arriving:
+        arriving.wait()
+        host = arriving.values
         assert host.eq(3.0).all()
         host.mul_(2)
     stage.stream.synchronize()
     assert values.eq(6.0).all()
     # Work that waits for the stream finds the new values.
     with stage.after(None):
-        mark = stage.mark(values)
+        mark = stage.mark()
     mark.synchronize()
 
 
@@ -257,7 +259,9 @@ def test_copies_of_one_bucket_and_work_on_another_overlap() -> None:
     fetched = [stage.fetch(bucket) for bucket in buckets]
     order = []
     for bucket, copy in zip(buckets, fetched, strict=True):
-        with stage.on_host(bucket, copy) as host:
+        with stage.in_pieces(bucket, copy) as arriving:
+            arriving.wait()
+            host = arriving.values
             order.append(float(host[0]))
             time.sleep(SECONDS)  # the engine
             host.add_(10)

@@ -182,7 +182,7 @@ class Session:
             if not counters.skipped and residual_decay != 1.0:
                 self.runner.scale_residuals(job.index, residual_decay)
             self.runner.kept.confirm()
-            copied = self.stage.mark(job.values)
+            copied = self.stage.mark()
             return Averaged(counters, read, partial(self.stage.follow, copied))
 
         return self.start(work, _describe(job), job.values)
@@ -205,7 +205,7 @@ class Session:
         values: torch.Tensor | None,
     ) -> None:
         self.check()
-        mark = None if values is None else self.stage.mark(values)
+        mark = None if values is None else self.stage.mark()
         self._thread.submit(lambda: self._run(work, doing, future, mark))
 
     def break_off(self) -> None:

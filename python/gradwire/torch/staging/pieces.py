@@ -60,7 +60,7 @@ class Pieces(Arriving):
         for begin in range(0, there.numel(), size):
             end = min(begin + size, there.numel())
             stage.copier.to_host(there[begin:end], host[begin:end])
-            self._copied.append((end, stage.mark(there)))
+            self._copied.append((end, stage.mark()))
 
     @property
     def is_there(self) -> bool:
@@ -150,7 +150,7 @@ class ResidualsOnDevice(KeptBytes):
         host = stage.take_memory(memory)
         with stage.copying(), stage.after(None):
             stage.copier.to_host(memory, host)
-            copied = stage.mark(memory)
+            copied = stage.mark()
             if copied is not None:
                 copied.synchronize()
         try:

@@ -67,8 +67,8 @@ class Stage:
     def __init__(self, memory: str = "") -> None:
         self._memory = memory
 
-    def mark(self, values: torch.Tensor) -> Any:
-        """For `after`: the work that is queued for the values, in the thread that queued it."""
+    def mark(self) -> Any:
+        """For `after`: the work that is queued so far, in the thread that queued it."""
         return None
 
     def after(self, mark: Any) -> contextlib.AbstractContextManager[None]:
@@ -80,7 +80,7 @@ class Stage:
         queued), for which the host does not wait."""
 
     def fetch(self, values: torch.Tensor) -> Pieces | Exception | None:
-        """Begins to copy the values to the host; for `on_host`. In the thread that has them."""
+        """Begins to copy the values to the host; for `in_pieces`. In the thread that has them."""
         return None
 
     @contextlib.contextmanager
@@ -92,9 +92,9 @@ class Stage:
         yield Arriving(values)
 
     @contextlib.contextmanager
-    def on_host(self, values: torch.Tensor, fetched: Any = None) -> Iterator[torch.Tensor]:
+    def on_host(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
         """As `in_pieces`, when all values are there."""
-        with self.in_pieces(values, fetched) as arriving:
+        with self.in_pieces(values) as arriving:
             arriving.wait()
             yield arriving.values.view(values.shape)
 
@@ -140,7 +140,7 @@ class _Streaming(Stage):
             self._stream = self._streams.Stream(device, priority=_HIGH_PRIORITY)
             self.devices = [device]
 
-    def mark(self, values: torch.Tensor) -> Any:
+    def mark(self) -> Any:
         if self._streams is None:
             return None
         return self._streams.current_stream(self.device).record_event()
@@ -189,7 +189,7 @@ class KernelStage(_Streaming):
     @contextlib.contextmanager
     def in_pieces(self, values: torch.Tensor, fetched: Any = None) -> Iterator[Arriving]:
         yield Arriving(values)
-        self.mark(values)  # an error of the device's work is raised here
+        self.mark()  # an error of the device's work is raised here
 
     def remarks(self) -> tuple[str, ...]:
         if self._memory != "host":
@@ -215,7 +215,7 @@ class CopyStage(_Streaming):
     @ordinary_tensors()
     def fetch(self, values: torch.Tensor) -> Pieces | Exception:
         try:
-            with self.copying(), self.after(self.mark(values)):
+            with self.copying(), self.after(self.mark()):
                 host = self.take_memory(values)
                 return Pieces(self, values.view(-1), host)
         except RuntimeError as error:
@@ -247,13 +247,13 @@ class CopyStage(_Streaming):
         return self.take_memory(values).zero_()
 
     def bring(self, values: torch.Tensor, host: torch.Tensor) -> None:
-        with self.copying(values.nbytes), self.after(self.mark(values)):
+        with self.copying(values.nbytes), self.after(self.mark()):
             self.copier.to_host(values, host)
             self._wait()
         self._buckets += 1
 
     def put(self, host: torch.Tensor, values: torch.Tensor) -> None:
-        with self.copying(values.nbytes), self.after(self.mark(values)):
+        with self.copying(values.nbytes), self.after(self.mark()):
             self.copier.to_device(host, values)
             self._wait()
 
