@@ -70,6 +70,12 @@ class Training:
             self.way.finish()
         return self
 
+    def take_steps(self, count: int) -> None:
+        """Without `finish`."""
+        for _, (inputs, labels) in zip(range(count), self.batches, strict=False):
+            self.accelerator.backward(nn.functional.cross_entropy(self.model(inputs), labels))
+            self.optimizer.step()
+
     def digest(self) -> str:
         parameters = [p.detach().numpy().tobytes() for p in self.model.parameters()]
         return hashlib.sha256(b"".join(parameters)).hexdigest()
@@ -115,6 +121,7 @@ def main() -> None:
     training.accelerator.load_state(str(FOLDER / "detached"))
     found["detached loads"] = training.digest()
     found["two"] = [train_two(way) for way in WAYS]
+    found["hooks"] = save_by_hooks()
     found["agreed"] = look_at_agreed()
     wrong: dict[str, Callable[[Training], Any]] = {
         "not prepared": lambda t: compress(t.accelerator, t.model, t.optimizer.optimizer),
@@ -160,12 +167,29 @@ def train_two(way: str) -> list[bool]:
     return [whole == resumed for whole, resumed in zip(*digests, strict=True)]
 
 
+def save_by_hooks() -> list[str]:
+    """The model as hooks of save_state see it that come before and after gradwire's, and as the
+    ranks agreed last. The first hook saves the model itself."""
+    training = Training()
+    seen: list[str] = []
+
+    def take(_: list[nn.Module], weights: list[Any], folder: str) -> None:
+        seen.append(training.digest())
+        weights.clear()
+
+    training.accelerator.register_save_state_pre_hook(take)
+    training.way = compress(training.accelerator, training.model, training.optimizer, every=3)
+    training.accelerator.register_save_state_pre_hook(take)
+    training.take_steps(5)
+    training.accelerator.save_state(str(FOLDER / "hooks"))
+    with training.way.agreed():
+        return [*seen, training.digest()]
+
+
 def look_at_agreed() -> list[str]:
     """The model before, while and after the agreed weights are in it, after 5 steps."""
     training = Training("raw", every=3)
-    for _, (inputs, labels) in zip(range(5), training.batches, strict=False):
-        training.accelerator.backward(nn.functional.cross_entropy(training.model(inputs), labels))
-        training.optimizer.step()
+    training.take_steps(5)
     seen = [training.digest()]
     with training.way.agreed():
         seen.append(training.digest())

@@ -61,6 +61,12 @@ def test_a_checkpoint_has_the_weights_of_the_last_exchange(ranks: list[Found]) -
     assert ranks[0]["saved is agreed"] is True
 
 
+def test_hooks_that_save_the_model_see_the_agreed_weights(ranks: list[Found]) -> None:
+    """They saw one rank's own, and save_state ended with IndexError."""
+    first, second, agreed = ranks[0]["hooks"]
+    assert first == second == agreed == ranks[1]["hooks"][0]
+
+
 def test_detach_gives_the_optimizer_back(ranks: list[Found]) -> None:
     assert ranks[0]["detached"] == "AdamW"
 

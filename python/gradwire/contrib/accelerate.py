@@ -25,7 +25,6 @@ with requiring(__name__, "Accelerate", "accelerate", "'.[recipes]'"):
     from accelerate.utils import DistributedType
 
 from gradwire.contrib.way import Way
-from gradwire.torch.parameters import uncompiled
 
 
 def compress(
@@ -44,7 +43,8 @@ def compress(
 
     `accelerator.save_state` and `load_state` have the state, too: each rank adds a file
     `gradwire_RANK.pt` to the folder, for a second optimizer `gradwire_1_RANK.pt`. Call this first,
-    then `load_state`.
+    then `load_state`. With LocalSteps `save_state` saves the weights on which all ranks agreed
+    last, and its hooks see them, which may save the model themselves.
 
     Args:
         model: As `accelerator.prepare` returned it.
@@ -76,12 +76,14 @@ def compress(
     if any(places):  # as Accelerate names optimizer_1.bin
         way.file_name = f"gradwire_{places[0]}"
 
+    save_state = accelerator.save_state
+
+    def save_agreed(*arguments: Any, **named: Any) -> Any:
+        with way.agreed():  # for hooks that save the model themselves, too
+            return save_state(*arguments, **named)
+
     def on_save(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         way.save(folder)
-        with way.agreed():
-            for place, saved in enumerate(models):
-                if saved in (model, uncompiled(model), way.model):
-                    weights[place] = saved.state_dict()
 
     def on_load(models: list[nn.Module], folder: str) -> None:
         way.show_own()
@@ -97,6 +99,7 @@ def compress(
         inner.register_load_state_dict_post_hook(after_load),
     ]
     if way.is_local:  # DDP keeps the hook, and its state is saved on
+        accelerator.save_state = save_agreed  # stays: after `detach` it does nothing of its own
         for handle in handles:
             way.undo.callback(handle.remove)
     return way
