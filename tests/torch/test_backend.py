@@ -208,7 +208,7 @@ def test_a_wait_ends_when_its_time_is_over(of_a_sum: bool) -> None:
         if of_a_sum:
             future.set_result(torch.ones(1))
         else:
-            future.set_exception(ValueError("the sum has failed"))
+            future.set_exception(ValueError("the sum has failed"))  # type: ignore[arg-type]
 
     timer = threading.Timer(0.5, end)
     timer.start()
