@@ -43,7 +43,7 @@ def test_results_are_found_again(tmp_path: Path) -> None:
     run, other = SETTINGS.runs()[:2]
     kept(tmp_path).add(made(run), {"cpu": "x"})
     assert [path.name for path in tmp_path.iterdir()] == ["raw_int8-4.json"]
-    later = replace(SETTINGS, codecs=("raw/int8", "bf16"), seeds=5, threads=7)
+    later = replace(SETTINGS, codecs=("raw/int8", "bf16"), seeds=5, data_dir="elsewhere")
     found = kept(tmp_path, later).found()
     assert list(found) == [run]
     assert found[run] == made(run).results[0]
@@ -61,6 +61,45 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     said = r"raw_int8-4\.json holds a run with other settings: steps 2 instead of 8, clip 0.0 inst"
     with pytest.raises(TrainError, match=said):
         kept(tmp_path, replace(SETTINGS, steps=8, clip=1.0))
+
+
+def test_runs_of_another_number_of_threads_are_others(tmp_path: Path) -> None:
+    """Their seconds were given as those of this run, and `report` left the first ones out."""
+    folders = [fill(tmp_path / "a"), fill(tmp_path / "b", threads=2)]
+    with pytest.raises(TrainError, match=r"raw_int8-4\.json .* threads 1 instead of 2; take"):
+        kept(folders[0], replace(SETTINGS, threads=2))
+    documents = read_documents(folders)
+    (task,) = tasks_of(documents)
+    assert [one.label for one in task.series] == [
+        f"{codec}, threads {count}" for count in (1, 2) for codec in sorted(SETTINGS.codecs)
+    ]
+    assert len(reports_of(documents)) == 2
+
+
+def test_runs_over_other_links_are_other_series(tmp_path: Path) -> None:
+    folders = [fill(tmp_path / "a"), fill(tmp_path / "b")]
+    for path in folders[1].iterdir():
+        document = json.loads(path.read_text())
+        document["links"]["shaped"] = True
+        path.write_text(json.dumps(document))
+    (task,) = tasks_of(read_documents(folders))
+    assert [one.label for one in task.series] == [
+        f"{codec}, links {links}"
+        for links in ("as they were", "shaped")
+        for codec in sorted(SETTINGS.codecs)
+    ]
+
+
+def test_a_second_result_of_a_run_is_said(tmp_path: Path) -> None:
+    folders = [fill(tmp_path / name) for name in "ab"]
+    assert run_command("report", *folders, "--json").err == ""
+    path = folders[1] / "raw_int8-4.json"
+    document = json.loads(path.read_text())
+    document["results"][0]["seconds"] = 9.0
+    path.write_text(json.dumps(document))
+    done = run_command("report", *folders, "--json")
+    assert "raw/int8, seed 4: there are several results with the same settings" in done.err
+    assert done.json["tasks"][0]["series"][1]["seconds"] == (9.0 + 1.5) / 2
 
 
 def test_other_links_and_data_are_refused_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from gradwire.cli.output import JsonOption, print_json, print_table, say, significant
+from gradwire.cli.output import JsonOption, print_json, print_table, say, significant, warn
 from gradwire_lab.train import page
 from gradwire_lab.train.report import mean_of
 from gradwire_lab.train.results import Series, Task, read_documents, reports_of, tasks_of
@@ -33,6 +33,8 @@ def report(
         page.check(page_path)
     documents = read_documents(places)
     tasks = tasks_of(documents)
+    for name in (name for task in tasks for name in task.replaced):
+        warn(f"{name}: there are several results with the same settings, and the last one counts")
     if as_json:
         print_json({"tasks": [_described(task) for task in tasks]})
     else:

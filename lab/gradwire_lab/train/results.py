@@ -21,8 +21,8 @@ from gradwire_lab.train.settings import Run, TrainSettings
 RAW = "raw"  # the codec
 
 # Settings in which the runs of a folder may differ. The result of a run does not depend on them,
-# or its file names them.
-_FREE = {"codecs", "seed", "seeds", "data_dir", "threads"}
+# or its file names them. (Of threads its seconds depend, and in one process its sums.)
+_FREE = {"codecs", "seed", "seeds", "data_dir"}
 
 
 class Results:
@@ -96,12 +96,14 @@ class Series:
 @dataclass(frozen=True)
 class Task:
     """What some runs have in common. times: whether their seconds are measured, or modelled, or
-    `measured and modelled`."""
+    `measured and modelled`. replaced: names the runs of which the documents have another, later
+    result, which counts."""
 
     model: str
     data: str
     series: list[Series]
     times: str = "measured"
+    replaced: Sequence[str] = ()
 
     @property
     def metric(self) -> Metric:
@@ -166,13 +168,17 @@ def _task(model: str, data: str, documents: list[dict[str, Any]]) -> Task:
     found = [_begins_with(document) for document in documents]
     varied = [k for k, v in found[0].items() if k not in _FREE and any(s[k] != v for s in found)]
     runs: dict[str, dict[int, RunResult]] = {}
+    replaced = []
     for document, settings in zip(documents, found, strict=True):
         for result in map(RunResult.read, document["results"]):
             label = ", ".join([result.codec, *(f"{key} {settings[key]}" for key in varied)])
-            runs.setdefault(label, {})[result.seed] = result
+            of_label = runs.setdefault(label, {})
+            if of_label.get(result.seed, result) != result:
+                replaced.append(f"{label}, seed {result.seed}")
+            of_label[result.seed] = result
     series = [Series(label, list(of_label.values())) for label, of_label in runs.items()]
     times = " and ".join(sorted({document["times"] for document in documents}))
-    return Task(model, data, series, times)
+    return Task(model, data, series, times, replaced)
 
 
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -181,8 +187,10 @@ def settings_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begins_with(document: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file, and the digest of the weights that they name."""
-    return settings_of(document) | {"init_sha256": document.get("init_sha256", "")}
+    """The settings of a file, the digest of the weights that they name, and its links."""
+    links = "shaped" if document["links"]["shaped"] else "as they were"
+    digest = document.get("init_sha256", "")
+    return settings_of(document) | {"init_sha256": digest, "links": links}
 
 
 @dataclass(frozen=True)
