@@ -104,6 +104,13 @@ def test_addresses_of_files_are_paths(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base.safetensors", "store"]
 
 
+def test_an_address_of_a_file_may_be_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / "my store, 100% ä"
+    publish(folder.as_uri())
+    assert Subscriber(folder).fetch() is not None
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 @pytest.mark.parametrize("store", ["memory://", "memory:///", "memory://a/"])
 def test_the_root_of_an_address_is_no_folder_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str

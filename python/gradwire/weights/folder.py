@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from gradwire.errors import missing
 from gradwire.files import give_name, replace_file
@@ -55,14 +56,21 @@ def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
     """The folder of this name; `scheme://` is opened by fsspec."""
     if isinstance(place, Folder):
         return place
-    text = _FILE.sub("", os.fspath(place))
+    text = _without_scheme(place)
     return RemoteFolder(text) if "://" in text else LocalFolder(local_path(text, "store"))
+
+
+def _without_scheme(place: str | os.PathLike[str]) -> str:
+    """The path of a file: address, where %20 is a space; anything else as it is."""
+    text = os.fspath(place)
+    path = _FILE.sub("", text)
+    return text if path == text else unquote(path)
 
 
 def local_path(place: str | os.PathLike[str], argument: str = "checkpoint") -> Path:
     """The path on this machine; `~` stands for a home, as in a shell. Raises WeightsError.
     argument: as errors name it."""
-    text = _FILE.sub("", os.fspath(place))
+    text = _without_scheme(place)
     if not text:
         raise WeightsError(f"{argument}: the path is empty; '.' is the current folder")
     address = _ADDRESS.match(text)
