@@ -20,6 +20,7 @@ from folders import FaultyFolder
 from gradwire import GradwireError, _core
 from gradwire.weights import (
     ConflictError,
+    DamagedVersionError,
     Folder,
     Publisher,
     Shard,
@@ -635,3 +636,17 @@ def test_a_store_in_which_no_version_comes_is_named(
     assert said == [[], [], []]
     publish(store, 1, 1)
     assert_reaches(subscriber, {}, 1)
+
+
+@pytest.mark.parametrize(("damaged", "helps"), [("v000003", True), ("v000002", False)])
+def test_only_the_newest_version_can_be_taken_back(
+    tmp_path: Path, damaged: str, helps: bool
+) -> None:
+    """Without another one no way may lead on."""
+    publisher = Publisher(tmp_path, anchor_every=0)
+    for step in range(3):
+        publisher.publish({"a": np.arange(1000.0) + step})
+    (tmp_path / f"{damaged}.json").write_text("{")
+    with pytest.raises(DamagedVersionError, match=damaged) as caught:
+        Subscriber(tmp_path, version=1, patience=0).fetch()
+    assert ("Without this file, the version before it is the newest" in str(caught.value)) == helps

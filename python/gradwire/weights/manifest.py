@@ -126,9 +126,7 @@ class Manifest:
                 version, base, writer, parts, entries, found["anchor"] is True, found["origin"]
             )
         except (TypeError, ValueError) as error:
-            raise DamagedVersionError(
-                f"{where}: {error}. Without this file, the version before it is the newest"
-            ) from None
+            raise DamagedVersionError(f"{where}: {error}") from None
 
 
 def label_of(version: int, base: int | None = None, is_anchor: bool = False) -> str:

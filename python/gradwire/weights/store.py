@@ -86,7 +86,14 @@ class Store:
                 data = self.folder.read(name)
             except FileNotFoundError:
                 return None
-            found = Manifest.parse(data, f"{self.folder.place}/{name}")
+            try:
+                found = Manifest.parse(data, f"{self.folder.place}/{name}")
+            except DamagedVersionError as error:
+                version = version_of(name) or 0
+                if label != label_of(version) or self._head_of(version + 1):
+                    raise
+                remedy = "Without this file, the version before it is the newest"
+                raise DamagedVersionError(f"{error}. {remedy}") from None
             self._manifests[label] = found
             if len(self._manifests) > _KEPT:
                 del self._manifests[next(iter(self._manifests))]
