@@ -50,6 +50,19 @@ def resume_otherwise(folder: Path, first: dict[str, Any], then: dict[str, Any]) 
     return ""
 
 
+def resume_from_another_file(folder: Path, kind: str) -> str:
+    way, _ = start(every=2)
+    if kind == "pointer":
+        text = "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
+        way.file_of(folder).write_text(text)
+    else:
+        torch.save({"a": 1}, way.file_of(folder))
+    with pytest.raises(ValueError) as caught:
+        way.restore([folder])
+    way.detach()
+    return str(caught.value)
+
+
 def resume_from_a_part(folder: Path, size: int) -> str:
     """What is said of a file that was not copied whole."""
     way, _ = start()
@@ -160,6 +173,17 @@ def test_a_training_without_files_goes_on_where_it_can(
         assert ("the training goes on without residuals" in said) == goes_on
         assert ("copy the files of all ranks, or remove them" in said) == goes_on
         assert ("load it before LocalSteps is made" in said) != goes_on
+
+
+@pytest.mark.parametrize("kind", ["pointer", "other"])
+def test_another_file_is_named(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    """PyTorch's error names no file, and advises to unpickle it."""
+    for rank, message in enumerate(cluster.run(2, resume_from_another_file, tmp_path, kind)):
+        assert message == (
+            f"{tmp_path}/gradwire_{rank}.pt: it is no state of gradwire; without `git lfs pull` it "
+            "may be a pointer. Remove this file of every rank to go on from the checkpoint without "
+            "residuals"
+        )
 
 
 @pytest.mark.parametrize("size", [0, 500])

@@ -275,8 +275,15 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def _read(file: Path) -> Any:
-    """Raises ValueError for a file that is not whole."""
+    """Raises ValueError for a file that is not whole, or another one."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        saved = torch.load(file, map_location="cpu", weights_only=True)
     except (EOFError, RuntimeError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
+    except OSError:
+        raise
+    except Exception:  # of a parser; PyTorch's advice is to unpickle
+        saved = None
+    if not isinstance(saved, dict) or saved.keys() != {"gradwire", "own", "model"}:
+        raise ValueError("it is no state of gradwire; without `git lfs pull` it may be a pointer")
+    return saved
