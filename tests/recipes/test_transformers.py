@@ -91,6 +91,11 @@ def test_a_checkpoint_has_the_weights_of_the_last_exchange(found: Found) -> None
     assert found["asked"]["saved"] == saved[3]
 
 
+def test_a_hyperparameter_search_has_a_folder_for_each_run(found: Found) -> None:
+    folders = [f"run-3/checkpoint-{step}" for step in (8, 16, 24)]
+    assert found["search"] == sorted(f"{f}/gradwire_{rank}.pt" for f in folders for rank in (0, 1))
+
+
 def test_all_ranks_end_with_one_average(ranks: list[Found]) -> None:
     """Each had the average of its own weights."""
     first, second = (rank["average at the end"]["model"] for rank in ranks)

@@ -9,7 +9,9 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_utils import HPSearchBackend
 
 from gradwire.contrib.transformers import GradwireCallback
 from gradwire.torch import LocalSteps, outer_nesterov
@@ -272,6 +275,17 @@ def main() -> None:
     weights = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
     state = trainer.model.state_dict()
     found["best"]["is loaded"] &= all(torch.equal(state[n], t) for n, t in weights.items())
+
+    # A run of `hyperparameter_search`, as its backend starts it on each rank.
+    trainer = make([GradwireCallback(every=5)], "search", save_strategy="steps", save_steps=8)
+    trainer.model_init = lambda: trainer.model
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda _: {}
+    trial = SimpleNamespace(number=3, params={}, report=print, should_prune=lambda: False)
+    with mock.patch("transformers.integrations.hp_params", lambda trial: trial.params):
+        trainer.train(trial=trial)
+    dist.barrier()
+    files = (FOLDER / "search").glob("**/gradwire_*.pt")
+    found["search"] = sorted(str(file.relative_to(FOLDER / "search")) for file in files)
 
     # The end comes before the number of steps that the Trainer has planned.
     short: dict[str, Any] = {"num_train_epochs": 2, "max_steps": -1}

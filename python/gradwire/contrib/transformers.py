@@ -66,6 +66,7 @@ class GradwireCallback(TrainerCallback):
     def __init__(self, codec: str | None = None, **options: Any) -> None:
         self._way = Way("GradwireCallback", codec, options)
         self._ended = False
+        self._folder = Path()  # of the checkpoints; each run of a hyperparameter search has its own
 
     @property
     def exchange(self) -> Any:
@@ -88,6 +89,7 @@ class GradwireCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         trainer = _find_trainer(self)
+        self._folder = Path(trainer._get_output_dir(trainer._trial))
         # Last of all, because the others may ask for an evaluation, a checkpoint or the end.
         handler = trainer.callback_handler
         handler.callbacks = [each for each in handler.callbacks if each is not self] + [self]
@@ -119,7 +121,7 @@ class GradwireCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         if not args.save_only_model:
-            self._way.save(_folder(args, state.global_step))
+            self._way.save(self._checkpoint(state.global_step))
 
     def on_log(
         self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **_: Any
@@ -156,7 +158,7 @@ class GradwireCallback(TrainerCallback):
         setattr(args, name, False)
 
     def _load(self, args: TrainingArguments, step: int) -> None:
-        folders = [_folder(args, step)]
+        folders = [self._checkpoint(step)]
         if isinstance(args.resume_from_checkpoint, str):
             folders.insert(0, Path(args.resume_from_checkpoint))
         self._way.restore(
@@ -165,9 +167,8 @@ class GradwireCallback(TrainerCallback):
             "folder",
         )
 
-
-def _folder(args: TrainingArguments, step: int) -> Path:
-    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+    def _checkpoint(self, step: int) -> Path:
+        return self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
 
 def _find_trainer(callback: GradwireCallback) -> Trainer:
