@@ -57,7 +57,7 @@ def resume_from_another_file(folder: Path, kind: str) -> str:
         way.file_of(folder).write_text(text)
     else:
         torch.save({"a": 1}, way.file_of(folder))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="no state of gradwire") as caught:
         way.restore([folder])
     way.detach()
     return str(caught.value)
