@@ -190,8 +190,10 @@ class Subscriber:
 
         Args:
             target: A model with state_dict(), or a dictionary of arrays or tensors, in which
-                tensors may appear and vanish if they are not a model's own. None: only `local`
-                changes.
+                tensors may appear, vanish and change shape if they are not a model's own. It is
+                not known whose the tensors of `dict(model.state_dict())` are: such a tensor is then
+                in the dictionary alone, and the model stays as it was, so give the model itself.
+                None: only `local` changes.
 
         Raises:
             StaleBaseError: The values of the model, or of `local`, are not those of the version
