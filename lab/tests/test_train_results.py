@@ -43,7 +43,7 @@ def test_results_are_found_again(tmp_path: Path) -> None:
     run, other = SETTINGS.runs()[:2]
     kept(tmp_path).add(made(run), {"cpu": "x"})
     assert [path.name for path in tmp_path.iterdir()] == ["raw_int8-4.json"]
-    later = replace(SETTINGS, codecs=("raw/int8", "bf16"), seeds=5, data_dir="elsewhere")
+    later = replace(SETTINGS, codecs=("raw/int8", "bf16"), seeds=5, data_dir=Path("elsewhere"))
     found = kept(tmp_path, later).found()
     assert list(found) == [run]
     assert found[run] == made(run).results[0]
