@@ -60,6 +60,22 @@ TEST(Hierarchical, AllRanksEndWithTheSpeakersBitsInAnyOrderOfArrival) {
   }
 }
 
+TEST(Hierarchical, RanksOfOtherSeedsAreRefusedWhereTheCodecInsideMachinesDraws) {
+  const auto layout = std::make_shared<const Layout>(
+      Layout::create(small_tensors(), 2, LayoutOptions{.codec = "qsgd"}).value());
+  for (const std::string within : {"qsgd", "bf16"}) {
+    const auto make = [&](uint32_t rank, uint64_t seed) {
+      return make_exchange("hierarchical:ranks=2,within_codec=" + within, layout, rank,
+                           Execution::create().value(), {.seed = seed})
+          .value();
+    };
+    const Status other = make(0, 1)->check_peer(2, make(2, 5)->describe());
+    EXPECT_EQ(other.code(), within == "qsgd" ? StatusCode::kPeerMismatch : StatusCode::kOk);
+    EXPECT_EQ(other.message().find("seed 5") != std::string::npos, within == "qsgd");
+    EXPECT_TRUE(make(0, 5)->check_peer(2, make(2, 5)->describe()).ok());
+  }
+}
+
 TEST(Hierarchical, AveragesOverRanksNotOverMachines) {
   Hierarchy hierarchy("raw", "sharded");
   Buckets buckets = random_buckets(6, hierarchy.layout().numel(), 1);

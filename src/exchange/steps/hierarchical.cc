@@ -454,6 +454,10 @@ std::string describe(const ExchangeChoice& choice, const ExchangeSetup& setup,
   std::string further;
   if (choice.within() != nullptr) further += std::string(choice.within()->name) + " ";
   further += "inside machines, codec " + choice.within_codec() + "\n";
+  // Where speakers of different seeds draw, the machines would end with different values.
+  if (Codec::parse(choice.within_codec()).value()->info().draws) {
+    further += "seed " + std::to_string(setup.options.seed) + "\n";
+  }
   for (uint32_t r = 0; r < machine_of_rank.size(); ++r) {
     further += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
   }
