@@ -175,6 +175,17 @@ static void test_errors(void) {
     options.tensor_count = 0;
   }
   CHECK(gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
+
+  /* The ranks stay in step after a call that one rank refuses, or has no memory for. */
+  status = gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, rank == 0 ? (gw_op)9 : GW_SUM,
+                        MPI_COMM_WORLD, &options);
+  CHECK(status == (rank == 0 ? GW_INVALID_ARGUMENT : GW_PEER_MISMATCH));
+  CHECK(gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
+  status = gw_allreduce(MPI_IN_PLACE, values, rank == 0 ? (uint64_t)1 << 38 : N, GW_BF16, GW_SUM,
+                        MPI_COMM_WORLD, &options);
+  CHECK(status == (rank == 0 ? GW_OUT_OF_MEMORY : GW_PEER_MISMATCH));
+  CHECK(strstr(gw_last_error_message(), "out of memory") != NULL);
+  CHECK(gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
 }
 
 int main(int argc, char** argv) {

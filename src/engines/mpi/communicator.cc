@@ -102,10 +102,4 @@ Communicator::~Communicator() {
   if (handle_ != MPI_COMM_NULL && check_running().ok()) MPI_Comm_free(&handle_);
 }
 
-int Communicator::take_tags() {
-  const int tag = static_cast<int>(2 * next_pair_);
-  next_pair_ = (next_pair_ + 1) % tag_pairs_;
-  return tag;
-}
-
 }  // namespace gradwire::mpi

@@ -40,13 +40,13 @@ class Communicator {
   // A number that no other communicator in this job has, so that each draws other numbers.
   [[nodiscard]] uint64_t number() const noexcept { return number_; }
 
-  // Takes two tags for the next operation: the returned tag and its successor. All ranks make the
-  // operations on a communicator in the same order, so all take the same tags. Tags are reused
-  // after at least 16383 operations.
-  int take_tags();
-
   // The number of the next operation: each draws other numbers.
-  uint64_t take_operation() noexcept { return next_operation_++; }
+  [[nodiscard]] uint64_t next_operation() const noexcept { return next_operation_; }
+
+  // Takes the next operation's number and its two tags: the returned tag and its successor. All
+  // ranks make the operations on a communicator in the same order, so all take the same tags. Tags
+  // are reused after at least 16383 operations.
+  int take_tags() noexcept { return static_cast<int>(2 * (next_operation_++ % tag_pairs_)); }
 
  private:
   Communicator() = default;
@@ -58,7 +58,6 @@ class Communicator {
   uint64_t number_ = 0;
   std::vector<uint32_t> machines_;
   uint32_t tag_pairs_ = 0;
-  uint32_t next_pair_ = 0;
   uint64_t next_operation_ = 0;
 };
 

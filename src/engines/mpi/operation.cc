@@ -3,6 +3,7 @@
 #include "engines/mpi/operation.h"
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -116,8 +117,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
   GW_ASSIGN_OR_RETURN(const auto communicator, Communicator::attach(request.comm));
   const uint32_t rank = communicator->rank();
   const uint32_t world = communicator->size();
-  // Before anything can fail on one rank alone.
-  const uint64_t number = communicator->take_operation();
+  const uint64_t number = communicator->next_operation();  // the engine or a refusal takes it
   const uint64_t step = memory == Memory::kForgets ? number : 0;
   const auto prepare = [&]() -> Result<Operation> {
     GW_RETURN_IF_ERROR(Buffers::check(request, world));
@@ -149,9 +149,17 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
     return Operation(std::make_unique<Operation::Implementation>(Operation::Implementation{
         std::move(engine), std::move(buffers), std::move(copying), step}));
   };
-  Result<Operation> operation = prepare();
-  if (!operation.ok()) return Engine::refuse(request.comm, operation.status());
-  return operation;
+  try {
+    Result<Operation> operation = prepare();
+    if (!operation.ok()) return Engine::refuse(request.comm, operation.status());
+    return operation;
+  } catch (const std::bad_alloc&) {
+    // Where the engine has taken the number, another refusal would put this rank out of step.
+    if (communicator->next_operation() == number) {
+      (void)Engine::refuse(request.comm, {StatusCode::kLimitExceeded, "out of memory"});
+    }
+    throw;
+  }
 }
 
 Result<Operation> OperationMaker::start(const Request& request, const Options& options) {
