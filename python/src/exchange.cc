@@ -222,12 +222,8 @@ DictList export_residuals(PyExchange& self) {
 void import_residual(PyExchange& self, const std::string& kind, const std::string& name,
                      uint64_t offset, ArrayLike values) {
   const FloatInput input(values);
-  const std::optional<Direction> direction = parse_direction(kind);
-  if (!direction) {
-    raise(StatusCode::kInvalidArgument, "a residual is of a push or of a pull, not of both");
-  }
   raise_if_error(
-      self.exchange().import_residual({.direction = *direction,
+      self.exchange().import_residual({.direction = parse_one_direction(kind, "a residual"),
                                        .tensor = name,
                                        .offset = offset,
                                        .values = {input.values().begin(), input.values().end()}}));

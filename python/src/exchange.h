@@ -23,6 +23,8 @@ namespace nb = nanobind;
 
 // Parses "push", "pull" or "both"; nullopt stands for both.
 [[nodiscard]] std::optional<Direction> parse_direction(const std::string& text);
+// The same for what has one direction: raises for "both". what: "a residual".
+[[nodiscard]] Direction parse_one_direction(const std::string& text, const std::string& what);
 
 struct PyLayout {
   std::shared_ptr<const Layout> layout;
@@ -86,14 +88,20 @@ class PyExchange {
   void drop_events() { events_.reset(); }
 
   // Keeps the memory alive.
-  void keep_residuals_in(NumpyArray<uint8_t> memory) {
-    if (memory.size() != exchange_->residual_bytes()) {
-      raise(StatusCode::kLengthMismatch, "the memory has " + std::to_string(memory.size()) +
+  void keep_residuals_in(ArrayLike memory) {
+    ByteOutput array(memory);
+    const std::span<std::byte> bytes = std::as_writable_bytes(array.values());
+    if (bytes.size() != exchange_->residual_bytes()) {
+      raise(StatusCode::kLengthMismatch, "the memory has " + std::to_string(bytes.size()) +
                                              " bytes, the residuals have " +
                                              std::to_string(exchange_->residual_bytes()));
     }
-    exchange_->keep_residuals_in(std::as_writable_bytes(std::span(memory.data(), memory.size())));
-    residuals_ = std::move(memory);
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(float) != 0) {
+      raise(StatusCode::kInvalidArgument,
+            "the memory's address is no multiple of 4, as residuals need; pass another array");
+    }
+    exchange_->keep_residuals_in(bytes);
+    residuals_ = std::move(array);
   }
 
   // Keeps the bucket alive.
@@ -156,10 +164,10 @@ class PyExchange {
   std::shared_ptr<Callback> callback_;  // null if the exchange calls nothing
   std::unique_ptr<Exchange> exchange_;
   Place place_;
-  FloatOutput bucket_;  // kept alive while the exchange works in it
-  nb::object events_;   // of the step under way
-  std::optional<NumpyArray<uint8_t>> residuals_;
-  std::mutex mutex_;  // two threads could call it while the GIL is released
+  FloatOutput bucket_;    // kept alive while the exchange works in it
+  nb::object events_;     // of the step under way
+  ByteOutput residuals_;  // kept alive while the residuals lie in it
+  std::mutex mutex_;      // two threads could call it while the GIL is released
 };
 
 // Slots of PyExchange and its subclasses, by which the garbage collector sees the callback.

@@ -27,6 +27,12 @@ std::optional<Direction> parse_direction(const std::string& text) {
         "'" + text + "' is no direction; valid ones are: push, pull, both");
 }
 
+Direction parse_one_direction(const std::string& text, const std::string& what) {
+  const std::optional<Direction> direction = parse_direction(text);
+  if (direction) return *direction;
+  raise(StatusCode::kInvalidArgument, what + " is of a push or of a pull, not of both");
+}
+
 namespace {
 
 using Chosen = std::vector<std::tuple<std::string, std::string, std::string>>;
@@ -60,7 +66,7 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
   if (chosen) {
     options.chosen.emplace();
     for (auto& [direction, tensor, text] : *chosen) {
-      options.chosen->push_back({.direction = *parse_direction(direction),
+      options.chosen->push_back({.direction = parse_one_direction(direction, "a chosen codec"),
                                  .tensor = std::move(tensor),
                                  .codec = std::move(text)});
     }

@@ -184,3 +184,20 @@ def test_two_tensors_of_one_name_are_refused() -> None:
 def test_more_ranks_than_the_sums_have_levels_are_refused() -> None:
     with pytest.raises(GradwireError, match="at most 8191 ranks"):
         Exchange(Layout(TENSORS, 8192, "terngrad"), 0, "terngrad")
+
+
+def test_a_chosen_codec_is_of_a_push_or_of_a_pull() -> None:
+    chosen = [("both", "a.weight", "int8:bucket=512")]
+    with pytest.raises(GradwireError, match="of a push or of a pull, not of both"):
+        Layout(TENSORS, 2, "auto:bits=2", chosen=chosen)
+
+
+def test_residuals_lie_in_contiguous_memory_at_addresses_for_floats() -> None:
+    exchange = Exchange(Layout(TENSORS, 2, "int8"), 0)
+    n = exchange.residual_bytes
+    memory = np.zeros(2 * n, np.uint8)
+    with pytest.raises(GradwireError, match="not C-contiguous"):
+        exchange.keep_residuals_in(memory[:n][::-1])
+    with pytest.raises(GradwireError, match="multiple of 4"):
+        exchange.keep_residuals_in(memory[1 : n + 1])
+    exchange.keep_residuals_in(memory[:n])
