@@ -88,6 +88,8 @@ TEST(Layout, RowsNeedADimensionAndNoServers) {
   EXPECT_EQ(code(kTensors, {.cut = Cut::kRows, .owner = 1}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({{"huge", {uint64_t{1} << 63, 2}}}, {.cut = Cut::kRows}),
             StatusCode::kLimitExceeded);
+  EXPECT_EQ(code({{"padded to 2^64", {~uint64_t{0}, 1}}}, {.cut = Cut::kRows}),
+            StatusCode::kLimitExceeded);
 }
 
 TEST(Layout, WithoutOwnersTensorsAreWholeAndOneShard) {

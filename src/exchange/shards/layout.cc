@@ -220,7 +220,8 @@ Result<uint64_t> numel_in_bucket(const TensorInfo& tensor, uint32_t world_size, 
       return Status(StatusCode::kInvalidArgument,
                     "tensor '" + tensor.name + "' has no dimension, so it has no rows");
     }
-    dims[0] = (dims[0] / world_size + (dims[0] % world_size != 0)) * world_size;
+    dims[0] = dims[0] / world_size + (dims[0] % world_size != 0);
+    dims.push_back(world_size);
   }
   uint64_t numel = 1;
   for (uint64_t dim : dims) {
