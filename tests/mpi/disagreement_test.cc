@@ -92,6 +92,40 @@ TEST(Disagreement, OfWhatIsPossibleIsToldAtOnceHoweverManyTensorsThereAre) {
   EXPECT_TRUE(reduce({.codec = "raw"}).ok());
 }
 
+TEST(Disagreement, MemoryOfSendsThatArriveLateIsFreed) {
+  const uint32_t world = world_size();
+  auto owned = std::make_shared<int>();  // by an exchange, which is freed with the sends
+  const std::weak_ptr<int> seen = owned;
+  const auto make_engine = [&](int tensors, ExchangeOptions options) {
+    std::vector<TensorInfo> infos;
+    for (int i = 0; i < tensors; ++i) infos.push_back({"tensor " + std::to_string(i), {1}});
+    auto layout = std::make_shared<const Layout>(
+        Layout::create(infos, world, LayoutOptions{.codec = "raw"}).value());
+    return Engine::create(MPI_COMM_WORLD,
+                          make_exchange("sharded", std::move(layout), my_rank(),
+                                        Execution::create().value(), std::move(options))
+                              .value())
+        .value();
+  };
+  std::vector<float> values(1000);
+  ASSERT_TRUE(reduce({.codec = "raw"}).ok());  // all ranks know the communicator now
+  if (is_odd_one()) {
+    // Too long for MPI to send it before another rank receives it.
+    Engine engine =
+        make_engine(1000, {.update = [owned = std::move(owned)](auto) { return Status(); }});
+    ASSERT_TRUE(engine.start(values, 0).ok());
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (!is_odd_one()) {
+    Engine engine = make_engine(1, {});
+    ASSERT_TRUE(engine.start(std::span(values).first(1), 0).ok());
+    EXPECT_EQ(engine.wait().code(), StatusCode::kPeerMismatch);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  EXPECT_TRUE(reduce({.codec = "raw"}).ok());
+  EXPECT_TRUE(seen.expired() == is_odd_one());
+}
+
 TEST(Disagreement, IsFoundByPersistentOperationsAtTheFirstStep) {
   std::vector<float> values(1000, 1.0f);
   Result<Operation> operation =

@@ -50,13 +50,29 @@ struct Held {
   std::unique_ptr<Exchange> exchange = {};
 };
 
-// A send that nobody receives can't be cancelled, so its memory is kept until the process ends.
+// Moves what MPI can move now; returns whether it no longer needs `held`. A refusal takes what
+// other ranks say of themselves, so that their sends end, too.
+bool is_finished(Held& held) {
+  if (!held.wire.in_use()) return true;
+  std::vector<uint32_t> others;
+  for (uint32_t peer = 0; !held.exchange && peer < held.communicator->size(); ++peer) {
+    if (peer != held.communicator->rank()) others.push_back(peer);
+  }
+  Result<bool> moved = check_running().ok();
+  while (moved.ok() && moved.value()) {
+    moved = held.wire.poll({.awaited = {}, .listening = others, .max_size = kMaxDescription},
+                           [](auto, auto) { return Status(); });
+  }
+  return !held.wire.in_use();
+}
+
+// A send that nobody receives can't be cancelled, so its memory is kept until it has ended.
 void release(std::unique_ptr<Held> held) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::unique_ptr<Held>>;
-  if (!held->wire.in_use()) return;
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(held));
+  std::erase_if(*kept, [](const auto& earlier) { return is_finished(*earlier); });
+  if (!is_finished(*held)) kept->push_back(std::move(held));
 }
 
 // Calls move(), which returns whether anything moved, until it fails or is_over().
