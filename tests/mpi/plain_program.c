@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/resource.h>
+
 enum { LARGE = 100000, SMALL = 10 };
 
 static int size;
@@ -67,6 +69,17 @@ int main(int argc, char** argv) {
     values(from)[5] = 7e4f; /* fp16 makes it infinite */
     MPI_Allreduce(from, to, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     failed |= wrong("7e4 on a device", values(to)[5], 7e4f * (float)size);
+  }
+  if (argc > 1 && strcmp(argv[1], "no-memory") == 0) {
+    static float huge[1 << 24]; /* in place, the library needs a copy */
+    struct rlimit limit;
+    getrlimit(RLIMIT_AS, &limit);
+    const struct rlimit none = {0, limit.rlim_max};
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    setrlimit(RLIMIT_AS, &none);
+    failed |= MPI_Allreduce(MPI_IN_PLACE, huge, 1 << 24, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) !=
+              MPI_ERR_OTHER;
+    setrlimit(RLIMIT_AS, &limit);
   }
   MPI_Finalize();
   return failed;

@@ -58,6 +58,11 @@ run GRADWIRE_MPI_CONFIG="$config" -- device "$fake_cuda"
 ((status == 0)) || { printf '%s\n' "$output" >&2 && exit 1; }
 expect "gradwire: rank 0: 5 calls of MPI_Allreduce compressed, 3 passed on, 1 done again"
 
+printf 'codec = bf16\nmin-bytes = 1000\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" -- no-memory
+((status == 0)) || { printf '%s\n' "$output" >&2 && exit 1; }
+expect "compressed MPI_Allreduce: out of memory"
+
 printf 'codec = terngrad\nmin-bytes = 1000\nexchange = terngrad\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --
 ((status == 0))

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <span>
@@ -291,7 +292,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) int MPI_Allreduce(const void* sendbuf, void* recvbuf,
                                                          int count, MPI_Datatype datatype,
-                                                         MPI_Op op, MPI_Comm comm) {
+                                                         MPI_Op op, MPI_Comm comm) try {
   using namespace gradwire::mpi;
   Preload& state = preload();
   if (state.config && is_for_us(*state.config, count, datatype, op, comm)) {
@@ -302,6 +303,8 @@ __attribute__((visibility("default"))) int MPI_Allreduce(const void* sendbuf, vo
     ++state.counters.passed_on;
   }
   return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
+} catch (const std::bad_alloc&) {
+  return gradwire::mpi::fail(comm, "out of memory");
 }
 
 __attribute__((visibility("default"))) int MPI_Finalize() {
