@@ -83,7 +83,8 @@ GRADWIRE_EXPORT Result<EncodedDelta> encode_delta(DeltaElement element, std::spa
 GRADWIRE_EXPORT Result<Delta> parse_delta(std::span<const std::byte> bytes);
 
 // Decodes the chunks in which few elements change, so that apply_delta only moves elements: for who
-// wants to use the array until then. They take two bits for each element. kCorruptPayload.
+// wants to use the array until then. A chunk in which elements change takes two bits for each, and
+// six bytes for each step of two or more. kCorruptPayload.
 GRADWIRE_EXPORT Status decode_delta(Delta& delta, Execution& execution);
 
 // Makes the base in `values` the result, in place.

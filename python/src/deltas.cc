@@ -135,7 +135,7 @@ void bind_deltas(nb::module_& module) {
              "Makes the base in `values`, a uint8 array, the result, in place.");
   nb::class_<DecodedDelta>(module, "DecodedDelta",
                            "A delta that is decoded before it is applied, which is faster then. It "
-                           "takes two bits for each element.")
+                           "takes two bits for each element of a chunk that it changes, or more.")
       .def(nb::init<ArrayLike, int, const std::string&>(), nb::arg("data"), nb::kw_only(),
            nb::arg("threads") = 1, nb::arg("target") = "auto")
       .def("apply", &DecodedDelta::apply, nb::arg("values"), nb::kw_only(), nb::arg("threads") = 1,

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/standard_arithmetic.h"
@@ -50,6 +52,7 @@ class ThreadPool::Team {
     std::unique_lock lock(mutex_);
     finish_.wait_until(lock, kNever, [this] { return busy_ == 0; });
     body_ = nullptr;
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
@@ -63,7 +66,13 @@ class ThreadPool::Team {
   }
 
   void take_indices() {
-    for (size_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*body_)(i);
+    try {
+      for (size_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*body_)(i);
+    } catch (...) {
+      next_.store(count_);
+      std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
   }
 
   void work() {
@@ -85,6 +94,7 @@ class ThreadPool::Team {
   std::condition_variable start_;
   std::condition_variable finish_;
   const std::function<void(size_t)>* body_ = nullptr;
+  std::exception_ptr failure_;
   size_t count_ = 0;
   std::atomic<size_t> next_{0};
   size_t busy_ = 0;

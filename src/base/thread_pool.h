@@ -25,7 +25,8 @@ class ThreadPool {
   [[nodiscard]] int threads() const noexcept { return threads_; }
 
   // Calls body(i) for every i in [0, count); the caller works too. Only one thread may call it at a
-  // time. `body` must not throw.
+  // time. What `body` throws first is thrown here when all threads have ended; further indices are
+  // left out then.
   void for_each(size_t count, const std::function<void(size_t)>& body);
 
  private:

@@ -238,6 +238,8 @@ std::optional<SparseSteps> decode_sparse(const Kernels& kernels, std::span<const
   FarSteps far;
   if (!read_sparse(kernels, bytes, n, kSignBit<Bits>, steps, far)) return std::nullopt;
   const size_t words = trit_words(n);
+  const auto is_zero = [](uint64_t bits) { return bits == 0; };
+  if (std::ranges::all_of(std::span(steps.changed, words), is_zero)) return SparseSteps{};
   return SparseSteps{{steps.changed, steps.changed + words},
                      {steps.minus, steps.minus + words},
                      {far.places, far.places + far.count},
@@ -247,6 +249,7 @@ std::optional<SparseSteps> decode_sparse(const Kernels& kernels, std::span<const
 template <typename Bits>
 void apply_steps(const Kernels& kernels, const SparseSteps& steps, Bits* values, uint64_t n,
                  ElementOrder order) {
+  if (steps.changed.empty()) return;
   move_elements<Bits>(kernels, steps.changed.data(), steps.minus.data(), steps.far_places,
                       steps.far_sizes.data(), values, n, order);
 }

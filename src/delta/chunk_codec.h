@@ -46,7 +46,7 @@ template <typename Bits>
 bool apply_chunk(const Kernels& kernels, ChunkMode mode, std::span<const uint8_t> bytes,
                  Bits* values, uint64_t n, ElementOrder order);
 
-// What a sparse chunk does to its elements.
+// What a sparse chunk does to its elements. `changed` and `minus` are empty where none changes.
 struct SparseSteps {
   std::vector<uint64_t> changed;  // a bit for each element
   std::vector<uint64_t> minus;    // whether its step is negative

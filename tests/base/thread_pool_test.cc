@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <new>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -45,6 +46,23 @@ bool ends_in_child(const Work& work) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(ThreadPool, ThrowsWhatABodyThrows) {
+  for (int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 20; ++round) {
+      std::atomic<int> calls{0};
+      const auto body = [&](size_t i) {
+        ++calls;
+        if (i % 3 == 2) throw std::bad_alloc();
+      };
+      EXPECT_THROW(pool.for_each(1'000'000, body), std::bad_alloc);
+      EXPECT_LT(calls, 1'000'000);
+      pool.for_each(3, [&](size_t) { calls = 0; });
+      EXPECT_EQ(calls, 0);
+    }
+  }
 }
 
 TEST(ThreadPool, CallsEveryIndexOnce) {

@@ -341,6 +341,17 @@ TEST(DeltaDamageTest, NoByteIsTrusted) {
       EXPECT_EQ(decoded.ok() ? apply_delta(trusted, others, execution).code() : decoded.code(),
                 applied);
     }
+    // As if the modes of the two chunks were changed after they were decoded.
+    Delta decoded = parsed;
+    ASSERT_TRUE(decode_delta(decoded, execution).ok());
+    for (int modes = 0; modes < 16; ++modes) {
+      Bytes damaged = delta;
+      damaged[kDeltaHeaderSize] = static_cast<std::byte>(modes);
+      decoded.payload = std::span<const std::byte>(damaged).subspan(kDeltaHeaderSize);
+      Bytes values = before;
+      const StatusCode applied = apply_delta(decoded, values, execution).code();
+      EXPECT_TRUE(applied != StatusCode::kOk || values == after);
+    }
   }
 }
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -102,7 +102,7 @@ class Subscriber:
         self._pending: Update | None = None
         self._files: tuple[Update, Update] | None = None  # an update, and what `local` needs for it
         self._model: Callable[[], Any] = lambda: None  # which has the version; it may be gone
-        self._written: Collection[str] = ()  # tensors in memory
+        self._written: Mapping[str, int] = {}  # elements of each tensor in memory
         self._replaced = 0  # as the store counts it
         self._patience = patience
         self._first_look: float | None = None  # of the clock; inf: it has warned
@@ -237,7 +237,7 @@ class Subscriber:
         if target is not None:
             self._model = _reference(target)
             found = update.entries.items()
-            self._written = {key for key, entry in found if tensors.find(entry) is not None}
+            self._written = {k: e.numel for k, e in found if tensors.find(e) is not None}
         return seconds
 
     def changes(self, target: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -10,7 +10,7 @@ hold the header of the new one, and `gradwire.removed` a list of names that it h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -140,11 +140,12 @@ class Update:
         if blob is not None:
             self.blobs[entry.key] = blob
 
-    def decode(self, keys: Collection[str], threads: int) -> None:
-        """Decodes the deltas of some tensors, which are applied faster then, and take two bits for
-        each element until then. Raises DamagedVersionError."""
+    def decode(self, numels: Mapping[str, int], threads: int) -> None:
+        """Decodes the deltas of tensors that have so many elements, which are applied faster then,
+        and take more than two bits for each element until then. Raises DamagedVersionError."""
         for key, blob in self.blobs.items():
-            if key in keys and self.entries[key].kind == "delta":
+            entry = self.entries[key]
+            if entry.kind == "delta" and entry.numel == numels.get(key):
                 try:
                     self.decoded[key] = _core.DecodedDelta(blob, threads=threads)
                 except GradwireError as error:
