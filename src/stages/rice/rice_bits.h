@@ -37,14 +37,11 @@ struct RiceWriter {
   }
 };
 
-// A mark is 2 * place + sign of a value that is not 0; sign: 1 for -1.
-constexpr uint32_t place_of_mark(uint32_t mark) { return mark >> 1; }
-
 // Number of marks that append_marks may write after the marks of a word.
 inline constexpr size_t kMarkSlack = 16;
 
-// Appends the marks of a word's non-zeros and returns their number. `first` is the mark that the
-// word's first value would have if it were +1.
+// Appends the marks of a word's non-zeros, 2 * place + sign (1 for -1), and returns their number.
+// `first` is the mark that the word's first value would have if it were +1.
 HWY_INLINE size_t append_marks(uint64_t any, uint64_t negative, uint32_t first, uint32_t* marks) {
   const auto count = static_cast<size_t>(std::popcount(any));
   for (size_t i = 0; i < count; i += 4) {
