@@ -562,6 +562,23 @@ def test_parts_of_tensor_parallelism_are_resharded() -> None:
         np.testing.assert_allclose(after.reshape(32, 16), columns, rtol=1e-6)
 
 
+def test_residuals_of_frozen_parameters_are_resharded() -> None:
+    def train(rank: int) -> checkpoint.StateDict:
+        model = shard()
+        comm = FullyShardComm(model, "topk:ratio=0.5", start_iter=0)
+        loss_of(model, rank, 0).backward()
+        model.second.weight.requires_grad_(False)
+        comm.close()
+        return comm.state_dict()
+
+    states = threads(2, train)
+    owed = total_owed([owed_in(state) for state in states])
+    assert owed["second.weight"].any()
+    moved = total_owed([owed_in(state) for state in reshard(states, 3)])
+    assert moved.keys() == owed.keys()
+    np.testing.assert_allclose(moved["second.weight"], owed["second.weight"], rtol=1e-6)
+
+
 def test_a_forward_pass_may_come_before() -> None:
     """It leaves the parameters of the model gathered."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import SGD
 
 from attention_jobs import Attention, Way, train_attention
 from cluster import Cluster, Failed
 from gradwire.torch import ServerOptimizer
+from gradwire.torch.network.loopback import let_others_run
 from gradwire.torch.options import grouped
 from runs import adam, said_by, sgd, threads
 from server_jobs import Job, Served, run
@@ -213,3 +216,35 @@ def test_ranks_with_different_barriers_are_named(fragile_cluster: Cluster) -> No
     for answer in fragile_cluster.collect(range(3), seconds=60).values():
         assert isinstance(answer, Failed)
         assert "servers with barrier step" in answer.message, answer.trace
+
+
+@pytest.mark.parametrize("looks", ["saves", "evaluates"])
+def test_a_late_worker_may_look_at_its_model_afterwards(looks: str) -> None:
+    """It may have taken a step more than the others, for a version that nobody makes."""
+
+    def train(rank: int, seed: int) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 8))
+        optimizer = ServerOptimizer(
+            SGD(model.parameters(), lr=0.05), "raw", model=model, backup_workers=1, barrier="tensor"
+        )
+        optimizer.connect()
+        if optimizer.is_server:
+            optimizer.serve()
+            return
+        delays, inputs = random.Random(7 * seed + rank), torch.ones(4, 8)
+        while optimizer.version < 3:
+            for _ in range(delays.randint(0, 3 * rank)):
+                let_others_run()
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        if looks == "saves":
+            model.state_dict()
+        else:
+            with torch.no_grad():
+                model(inputs)
+        optimizer.close()
+
+    for seed in range(20):
+        threads(4, partial(train, seed=seed))

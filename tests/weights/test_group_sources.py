@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -24,7 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from cluster import PRELOADED, Cluster, Died
 from gradwire.torch import GroupFolder, group_folder, host_store
 from gradwire.torch.errors import CommunicationError, PeerLostError, RankLostWarning
-from gradwire.torch.weight_keeper import Keeper, Link
+from gradwire.torch.weight_keeper import Admission, Keeper, Link, join_keeper
 from gradwire.weights import Publisher, Subscriber, WeightsError, prune
 from gradwire.weights.folder import MemoryFolder
 from states import assert_same, state_of
@@ -297,6 +298,27 @@ def test_publishers_come_again(ranks: Cluster, tmp_path: Path, port: int) -> Non
         assert list(ranks.collect(range(2), 60.0).values()) == [[], []]
     with pytest.raises(CommunicationError):
         GroupFolder.join(TCPStore("127.0.0.1", port, is_master=False), timeout=1.0)
+
+
+def test_a_store_that_once_does_not_answer_lets_receivers_in_later(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    take_up, asked, served = Admission._take_up, list[int](), threading.Event()
+
+    def answer_late(admission: Admission, number: int) -> bool:
+        asked.append(number)
+        if len(asked) == 1:
+            raise RuntimeError("wait timeout after 5000ms")
+        return take_up(admission, number)
+
+    monkeypatch.setattr(Admission, "_take_up", answer_late)
+    keeper: Any = SimpleNamespace(serve=lambda link: served.set())
+    admission = Admission(keeper, TCPStore("127.0.0.1", port, is_master=False))
+    wire = join_keeper(TCPStore("127.0.0.1", port, is_master=False), 30.0)
+    assert served.wait(30.0)
+    wire.abort()
+    admission.end()
 
 
 class SlowWire:

@@ -18,11 +18,11 @@ from torch.distributed.distributed_c10d import Store
 from gradwire.errors import warn_user
 from gradwire.strict_json import parse_json
 from gradwire.torch.errors import CommunicationError, PeerLostError, RankLostWarning
-from gradwire.torch.members.membership import CONNECT_SECONDS, enter
+from gradwire.torch.members.heartbeat import make_access
+from gradwire.torch.members.membership import CONNECT_SECONDS, enter, reaching_store
 from gradwire.torch.network.meeting import Meeting, connect
 from gradwire.torch.network.sealed_store import (
     Numbers,
-    StoreAccess,
     StoreUnreachableError,
     exist,
     under,
@@ -211,9 +211,10 @@ class Admission:
     """Connects with the processes that join by a store, each when it comes."""
 
     def __init__(self, keeper: Keeper, store: Store) -> None:
-        self._keeper, self._access = keeper, StoreAccess()
+        self._keeper, self._access = keeper, make_access(0.0)
         self._records = enter(store.clone(), _PLACE, self._access, "weights")  # type: ignore[attr-defined]
         self._numbers = Numbers(self._records, _JOIN)
+        self._is_begun: dict[int, bool] = {}  # of the numbers that this keeper has marked
         self._threads = [threading.Thread(target=self._admit, name="gradwire-admit", daemon=True)]
         self._threads[0].start()
 
@@ -223,20 +224,21 @@ class Admission:
 
     def _admit(self) -> None:
         number = 0
-        with contextlib.suppress(StoreUnreachableError):  # nobody can join then; the others go on
-            while True:
-                if self._access.ask(partial(self._take_up, number)):
+        while not self._access.pause(_LOOK_SECONDS):
+            with contextlib.suppress(StoreUnreachableError):  # nobody can join until it answers
+                while self._access.ask(partial(self._take_up, number)):
                     number += 1
-                elif self._access.pause(_LOOK_SECONDS):
-                    return
 
     def _take_up(self, number: int) -> bool:
-        """Whether a process has this number. Connects with it, unless an earlier keeper has."""
+        """Whether a process has this number. Connects with it once, unless an earlier keeper has.
+        It may be called again where the store has not answered."""
         if not self._numbers.are_taken(number):
             return False
-        if not exist(self._records, [_DONE.format(number)]):
+        if number in self._is_begun or not exist(self._records, [_DONE.format(number)]):
+            self._is_begun.setdefault(number, False)
             self._records.set(_DONE.format(number), "")
-            if self._numbers.is_ours(number):
+            if self._numbers.is_ours(number) and not self._is_begun[number]:
+                self._is_begun[number] = True
                 self._begin(number)
         return True
 
@@ -258,9 +260,11 @@ class Admission:
 
 def join_keeper(store: Store, timeout: float) -> Transport:
     """Connects with the keeper; there it is rank 0. Raises CommunicationError."""
-    access = StoreAccess()
-    records = enter(store.clone(), _PLACE, access, "weights")  # type: ignore[attr-defined]
-    number = access.ask(Numbers(records, _JOIN).take)
+    access = make_access(0.0)
+    with reaching_store():
+        own: Store = access.ask(store.clone)  # type: ignore[attr-defined]
+        records = enter(own, _PLACE, access, "weights")
+        number = access.ask(Numbers(records, _JOIN).take)
     wire, _, _ = connect(meeting_of(records, number, place=1), timeout)
     return wire
 

@@ -125,8 +125,8 @@ class Unit:
         return {self._name(p): list(p._orig_size) for p in self._group.fsdp_params}
 
     def dims(self) -> dict[str, int]:
-        """Along which dimension each of `parameters` is cut."""
-        return {self._name(p): p.fsdp_placement.dim for p in self._trainable()}
+        """Along which dimension each parameter is cut."""
+        return {self._name(p): p.fsdp_placement.dim for p in self._group.fsdp_params}
 
     def reduced_pieces(self) -> list[NamedShape]:
         """This rank's part of them, padded as on every rank."""

@@ -111,7 +111,7 @@ class TensorBarrier:
         `detach` it waits for nothing."""
         if self._handles and not self._begun:
             with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
-                self._await(self._working.parts)
+                self._await(self._working.parts, self._working.wait_unless_over)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -270,7 +270,9 @@ class TensorBarrier:
 
     def _before_forward(self, numbers: Sequence[int], module: nn.Module, inputs: object) -> None:
         if not self._begun:  # a checkpointed module is called again in the backward pass
+            # After the training a worker that was late may lack a version that nobody makes.
+            wait = None if torch.is_grad_enabled() else self._working.wait_unless_over
             with self._working.link.guard(f"step {self.steps - 1}, waiting for its pulls"):
-                self._await(numbers)
+                self._await(numbers, wait)
             for number in numbers:
                 self._working.use(number)
