@@ -193,9 +193,10 @@ def test_what_converts_to_the_type_is_taken() -> None:
     GradwireState(scaler=torch.amp.GradScaler("cpu"), overlap=Overlap.OFF)
     GradwireState(optimizer=[SGD(nn.Linear(2, 2).parameters())])
     GradwireState(process_group=dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
+    model = nn.Linear(2, 2)
     for optimizer in (
         local(clip_norm=np.float64(1), late_momentum=np.bool_(False), outer=outer_nesterov(lr=1)),
-        local(outer=SGD(nn.Linear(2, 2).parameters())),
+        LocalSteps(AdamW(model.parameters()), model, outer=SGD(model.parameters())),
         sharded(codec="int8", process_group=dist.group.WORLD),
     ):
         optimizer.close()
