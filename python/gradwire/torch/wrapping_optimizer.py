@@ -404,7 +404,11 @@ def _step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
         for place in places:
             place.grad = torch.zeros_like(place)
         groups.append({**group, "params": places})
-    made = remake(optimizer, groups)
+    return step_alone(remake(optimizer, groups))
+
+
+def step_alone(made: Optimizer) -> Optimizer:
+    """Steps a copy, of which neither hooks of all optimizers nor PyTorch's generator may know."""
     step = type(made).step
     if hasattr(step, "hooked"):  # PyTorch's, which calls hooks of all optimizers
         step = step.__wrapped__  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from gradwire.torch.wrapping_optimizer import (
     copy_options,
     note_step,
     remake,
-    step_of_copy,
+    step_alone,
 )
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -259,14 +259,18 @@ class OuterLike:
             raise ValueError(
                 f"outer is a {name} that has a state already, which would be lost: give a new one"
             )
-        known = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+        parameters = optimizer.param_groups[0]["params"]
+        known = {id(parameter) for parameter in parameters}
         if any(id(parameter) not in known for _, _, parameter in each_parameter(inner)):
             raise ValueError(
                 f"outer is a {name} that lacks parameters of the {type(inner).__name__}, and would "
                 "step them all: give it the same parameters"
             )
+        device = parameters[0].device
+        trial = nn.Parameter(torch.zeros(2, 2, dtype=torch.float32, device=device))
+        trial.grad = torch.zeros_like(trial)
         try:
-            step_of_copy(optimizer)
+            step_alone(remake(optimizer, [{**optimizer.param_groups[0], "params": [trial]}]))
         except Exception as error:  # of its own code
             raise ValueError(
                 f"outer is a {name}, of which a copy can't take a step ({error}): give a function "
