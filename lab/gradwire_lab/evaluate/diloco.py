@@ -11,7 +11,7 @@ from gradwire.local_schedule import Schedule
 from gradwire_lab.evaluate.arms import Arm, arm
 from gradwire_lab.evaluate.charts import Line, Lines, line_through
 from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
-from gradwire_lab.evaluate.found import DIVERGED, MISSING, Found, interval, table
+from gradwire_lab.evaluate.found import DIVERGED, MISSING, Found, signed, table
 
 _SEEDS = 3
 _STEPS = 600
@@ -201,10 +201,7 @@ def _beside_usual(found: Found, arms: dict[str, Arm], base: Arm, head: str) -> s
 def _change(ratios: Mapping[int, float], before: Mapping[int, float]) -> str:
     """The mean over equal seeds, with its interval."""
     changes = [ratios[seed] - before[seed] for seed in ratios if seed in before]
-    if len(changes) < 2:
-        return f"{changes[0]:+.3f}" if changes else MISSING
-    mean, half = interval(changes)
-    return f"{mean:+.3f} ± {half:.3f}"
+    return signed(changes, 3) if changes else MISSING
 
 
 def _by_momentum(found: Found) -> str:

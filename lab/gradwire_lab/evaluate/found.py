@@ -118,8 +118,7 @@ class Found:
         return self._signed(changes, self.metric(arm)) if changes and arm != base else ""
 
     def _signed(self, differences: Sequence[float], metric: Metric) -> str:
-        mean = metric.scale * fmean(differences)
-        return f"{mean:+.{_digits(metric)}f}" + self._half(differences, metric)
+        return signed([metric.scale * each for each in differences], _digits(metric))
 
     def bits(self, arm: Arm) -> str:
         """Bits of a value of the compressed tensors, pushed and pulled."""
@@ -217,6 +216,12 @@ def with_interval(values: Sequence[float]) -> str:
         return f"{fmean(values):.3g}"
     mean, half = interval(values)
     return f"{mean:.3g} ± {half:.2g}"
+
+
+def signed(values: Sequence[float], digits: int) -> str:
+    """The same of differences, with their sign."""
+    half = f" ± {interval(values)[1]:.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):+.{digits}f}{half}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -74,8 +74,8 @@ def _by_workers(found: Found, one: Ends, codecs: dict[str, str], momentum: float
         for other in others:
             difference = found.difference(other, base)
             cells.append(found.text(other) + (f" ({difference})" if difference else ""))
-        rows.append([str(workers), *cells])
-        rows[-1].append(found.difference(*(one(workers, codecs[c], momentum) for c in order)))
+        unclipped, clipped = (one(workers, codecs[label], momentum) for label in order)
+        rows.append([str(workers), *cells, found.difference(unclipped, clipped)])
     return table(["workers", *codecs, "no clipping, to TernGrad"], rows)
 
 

@@ -367,9 +367,6 @@ def _show_watches(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             watch._look_at(optimizer)
 
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
 def is_adaptive(optimizer: Optimizers) -> bool:
     """Whether an optimizer, or one of several, divides by means of squares of gradients; True if
     that is not known, because it can't be copied."""
@@ -415,6 +412,9 @@ def step_alone(made: Optimizer) -> Optimizer:
     with torch.random.fork_rng(devices=()):
         step(made)
     return made
+
+
+_PLAIN = (bool, int, float, str, type(None))  # attributes that no other optimizer can change
 
 
 def remake(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
