@@ -102,8 +102,8 @@ KINDS: dict[str, Callable[[int, torch.dtype], Any]] = {
 }
 
 
-def exchange(receiving: bool = False) -> Exchange:
-    made = Exchange(Layout([("w", [2, NUMEL // 2])], 2, "3lc"), 0)
+def exchange(receiving: bool = False, numel: int = NUMEL) -> Exchange:
+    made = Exchange(Layout([("w", [2, numel // 2])], 2, "3lc"), 0)
     if receiving:
         made.start(np.ones(NUMEL, np.float32), 0)
     return made
@@ -160,6 +160,7 @@ BYTES: dict[str, Door] = {
         np.ones(NUMEL, np.float32), t
     ),
     "Exchange.receive message": lambda t: exchange(receiving=True).receive(1, t),
+    "Exchange.keep_residuals_in memory": lambda t: exchange(numel=NUMEL // 4).keep_residuals_in(t),
     "encode_delta base": lambda t: delta_of(t, ARRAY, ROOM),
     "encode_delta result": lambda t: delta_of(ARRAY, t, ROOM),
     "encode_delta delta": lambda t: delta_of(FEW, FEW, t),
