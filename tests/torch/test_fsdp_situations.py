@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 
 from fsdp_situations import (
     BEFORE,
     SITUATIONS,
+    WIDTH,
     Situation,
     Trained,
     by_rank,
@@ -103,3 +105,29 @@ def test_a_second_one_is_refused(hybrid: bool) -> None:
 
     for message in threads(2, make_twice):
         assert message.startswith("ValueError: the model has a FullyShardComm already")
+
+
+def test_an_evaluation_does_not_count_into_the_step_after_it() -> None:
+    """Each forward pass without gradients is a step of the weights."""
+
+    def evaluate_between(rank: int) -> list[tuple[int, int]]:
+        model = shard(make_towers(), hybrid=False)
+        comm = FullyShardComm(model, "raw", weights="raw", start_iter=0)
+        x, noted = torch.ones(6, WIDTH), []
+        for passes in (0, 1, 20):
+            with torch.no_grad():
+                for _ in range(passes):
+                    model(x)
+            before = comm.weights_stats()
+            model(x)[0].sum().backward()
+            stats = comm.weights_stats()
+            assert before is not None
+            assert stats is not None
+            noted.append((stats.steps - before.steps, stats.pull_bytes - before.pull_bytes))
+        assert stats.steps == 3 + 21
+        comm.close()
+        return noted
+
+    for noted in threads(2, evaluate_between):
+        assert noted[1] == noted[2]
+        assert noted[1][0] == 1

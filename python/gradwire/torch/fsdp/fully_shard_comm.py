@@ -34,7 +34,7 @@ from gradwire.torch.network.failure import FailureBoard
 from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizer_list import Optimizers
 from gradwire.torch.options import Compression, Execution
-from gradwire.torch.parameters import NamedShape, named_parameters
+from gradwire.torch.parameters import NamedShape, named_parameters, uncompiled
 from gradwire.torch.staging.moves import describe_values
 from gradwire.torch.stats import Stats
 from gradwire.torch.wrapping_optimizer import OptimizerWatch, finer_codec, usual_push_codec
@@ -166,6 +166,8 @@ class FullyShardComm(SessionOwner):
         self._watch = OptimizerWatch(parameters, push, dist.get_rank(), local_steps=False)
         for unit in self._units:
             self._take_over(unit)
+        if self._weights_session is not None:
+            uncompiled(model).register_forward_hook(self._end_pass)
 
     # Statistics and checkpoints ----------------------------------------------------------------
 
@@ -176,7 +178,8 @@ class FullyShardComm(SessionOwner):
         return replace(stats, remarks=stats.remarks + self._watch.remarks)
 
     def weights_stats(self) -> Stats | None:
-        """The same of the all-gathers of weights; None if they are PyTorch's own."""
+        """The same of the all-gathers of weights; None if they are PyTorch's own. A forward pass
+        without gradients is a step of its own."""
         return None if self._weights_session is None else self._weights_session.stats()
 
     def _find_scalars(self) -> dict[str, float | None]:
@@ -363,9 +366,7 @@ class FullyShardComm(SessionOwner):
         self._reductions.end()
         self._iterations += 1
         _end_step(self._session)
-        if self._weights_session is not None and self._gathers:
-            self._gathers = False
-            _end_step(self._weights_session)
+        self._end_weights_step()
         self._log(self._iterations - 1)
 
     # Weights -----------------------------------------------------------------------------------
@@ -389,6 +390,18 @@ class FullyShardComm(SessionOwner):
             values=output,
         )
         return ExchangeWork(session.submit_for_torch(job), [output])
+
+    @torch.compiler.disable
+    def _end_pass(self, *_: Any) -> None:
+        """After a forward pass of the model. One without gradients, which no backward pass follows,
+        is a step of weights by itself."""
+        if not torch.is_grad_enabled() and self._backward is None:
+            self._end_weights_step()
+
+    def _end_weights_step(self) -> None:
+        if self._weights_session is not None and self._gathers:
+            self._gathers = False
+            _end_step(self._weights_session)
 
 
 def _end_step(session: Session) -> None:
