@@ -167,7 +167,7 @@ class FullyShardComm(SessionOwner):
         for unit in self._units:
             self._take_over(unit)
         if self._weights_session is not None:
-            uncompiled(model).register_forward_hook(self._end_pass)
+            uncompiled(model).register_forward_hook(torch.compiler.disable(self._end_pass))
 
     # Statistics and checkpoints ----------------------------------------------------------------
 
@@ -391,7 +391,6 @@ class FullyShardComm(SessionOwner):
         )
         return ExchangeWork(session.submit_for_torch(job), [output])
 
-    @torch.compiler.disable
     def _end_pass(self, *_: Any) -> None:
         """After a forward pass of the model. One without gradients, which no backward pass follows,
         is a step of weights by itself."""
