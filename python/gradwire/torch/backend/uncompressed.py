@@ -161,5 +161,4 @@ def _add_nccl(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> Non
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     nccl = ProcessGroupNCCL(store, group.rank(), group.size(), options)
-    nccl._set_sequence_number_for_group()
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)

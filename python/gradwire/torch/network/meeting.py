@@ -275,7 +275,7 @@ def require_gloo(beside: str = "") -> None:
 def add_gloo(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> None:
     """Gives a new group its backend for tensors on the CPU. Every rank must call this."""
     kind = dist.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(kind)
     gloo = ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-    gloo._set_sequence_number_for_group()
     group._register_backend(torch.device("cpu"), kind, gloo)
+    # Last: from here on the group asks its backend, from PyTorch 2.14 on also for its rank.
+    group._set_default_backend(kind)
