@@ -37,6 +37,7 @@ on_request=(
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits), 20 GiB of memory; 10,000 steps of error feedback (bench/error_feedback.py)"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
+  "torches   tests/torch and tests/weights with other versions of PyTorch (TORCH_VERSIONS), gigabytes each"
   "recipes   installs Lightning, transformers, Ray, Flower, FLARE and others; examples/recipes runs"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
@@ -176,6 +177,24 @@ stage_tsan_py() {
     tests/torch/test_sharded_optimizer.py tests/torch/test_server.py tests/torch/test_local_steps.py
   awk 'BEGIN { RS = "==================" } /_core\.abi3/ { print; found = 1 } END { exit found }' \
     /dev/null "$build"/report.*
+}
+
+# By default the oldest version that pyproject.toml takes, and the newest there is. They come with
+# their CUDA libraries, where PyPI has no others.
+stage_torches() {
+  scripts/setup.sh
+  local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input) version environment
+  local oldest newest
+  oldest=$(sed -n 's/^torch = \["torch>=\(.*\)"\]$/\1/p' pyproject.toml)
+  newest=$("${pip[@]}" index versions torch 2>/dev/null | sed -n 's/^torch (\(.*\))$/\1/p')
+  for version in ${TORCH_VERSIONS:-$oldest $newest}; do
+    environment=build/torch-$version
+    scripts/overlay_venv.sh "$environment"
+    "${pip[@]}" --python "$environment" install -q "torch==$version"
+    "$environment/bin/python" -c 'import torch; print("note: PyTorch", torch.__version__)'
+    "$environment/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+      --durations=10 tests/torch tests/weights
+  done
 }
 
 # The frameworks get an environment of their own, which sees .venv: that keeps its versions.

@@ -91,11 +91,11 @@ def _collectives() -> dict[str, Any]:
     dist.all_reduce(strided.contiguous(), group=dist.new_group(backend="gloo"))
     for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / size)):
         shard, before = torch.empty(NUMEL // size), _values(rank)
-        dist.reduce_scatter_single(shard, before, op)
+        dist.reduce_scatter_tensor(shard, before, op)
         found[f"reduce_scatter {op}"] = shard, expected[own]
         assert torch.equal(before, _values(rank)), "the input must stay as it is"
     gathered = torch.empty(size * NUMEL)
-    dist.all_gather_single(gathered, _values(rank))
+    dist.all_gather_into_tensor(gathered, _values(rank))
     found["all_gather"] = gathered, torch.cat(given)
     group = dist.group.WORLD
     assert group is not None
@@ -133,7 +133,7 @@ def _non_finite() -> dict[str, Any]:
         ]
         found.update(_beside_gloo(dtype, extremes))
     with pytest.raises(RuntimeError):  # of Gloo; the group goes on
-        dist.reduce_scatter_single(
+        dist.reduce_scatter_tensor(
             torch.empty(NUMEL // dist.get_world_size()), torch.ones(NUMEL + dist.get_world_size())
         )
     dist.monitored_barrier(wait_all_ranks=True)
@@ -169,12 +169,12 @@ def _beside_gloo(dtype: torch.dtype, extremes: list[_Extreme]) -> dict[str, tupl
 
             def scatter(group: Any, given: torch.Tensor = values) -> torch.Tensor:
                 shard = torch.empty(NUMEL // size, dtype=given.dtype)
-                dist.reduce_scatter_single(shard, given, group=group)
+                dist.reduce_scatter_tensor(shard, given, group=group)
                 return shard
 
             def gather(group: Any, given: torch.Tensor = values) -> torch.Tensor:
                 whole = torch.empty(size * NUMEL, dtype=given.dtype)
-                dist.all_gather_single(whole, given, group=group)
+                dist.all_gather_into_tensor(whole, given, group=group)
                 return whole
 
             for run in (reduce,) if of_all else (reduce, scatter, gather):
@@ -265,7 +265,7 @@ def _reduce_parameters() -> bool:
         shard = nn.Parameter(torch.empty(NUMEL // size))
         with torch.set_grad_enabled(records):
             dist.all_reduce(whole)
-            dist.reduce_scatter_single(shard, given)
+            dist.reduce_scatter_tensor(shard, given)
         expected = exact, exact.view(size, -1)[rank]
         for tensor, sums in zip((whole, shard), expected, strict=True):
             found.append(tensor.is_leaf and torch.allclose(tensor, sums, atol=1e-5))

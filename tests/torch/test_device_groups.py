@@ -133,9 +133,9 @@ def reduce(group: Any, device: str) -> list[list[float]]:
     for dtype in (torch.float32, torch.bfloat16):
         whole = integers(1024 * size, seed=rank).to(dtype).to(device)
         shard = integers(1024, seed=rank).to(dtype).to(device)
-        dist.reduce_scatter_single(shard, whole, group=group)
+        dist.reduce_scatter_tensor(shard, whole, group=group)
         gathered = torch.zeros_like(whole)
-        dist.all_gather_single(gathered, shard, group=group)
+        dist.all_gather_into_tensor(gathered, shard, group=group)
         dist.all_reduce(whole, group=group)
         found += [values.cpu().float().tolist() for values in (shard, gathered, whole)]
     compressed = {op: counts["compressed"] for op, counts in group.stats().items()}
@@ -261,8 +261,8 @@ def call_each(group: Any, device: str) -> dict[str, Any]:
         "all_gather": lambda: to_all(dist.all_gather, 1, group=group),
         "gather": lambda: to_all(dist.gather, 2, group=group, group_dst=0),
         "reduce_scatter": lambda: to_all(dist.reduce_scatter, 3, group=group),
-        "all_gather_single": lambda: single(dist.all_gather_single, 6 * size, 6),
-        "reduce_scatter_single": lambda: single(dist.reduce_scatter_single, 6, 6 * size),
+        "all_gather_single": lambda: single(dist.all_gather_into_tensor, 6 * size, 6),
+        "reduce_scatter_single": lambda: single(dist.reduce_scatter_tensor, 6, 6 * size),
         "all_to_all_single": lambda: single(dist.all_to_all_single, 2 * size, 2 * size),
         "send and receive": exchange,
         "a future": lambda: broadcast_later(lambda work: work.get_future().wait()),

@@ -18,7 +18,8 @@ from gradwire.torch import FullyShardComm
 
 STEPS = 200
 POLICIES: dict[str, dict[str, Any]] = {
-    "parameters": {"param_dtype": torch.bfloat16},
+    # PyTorch 2.15 reduces in float32 by default here, earlier versions in bfloat16.
+    "parameters": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16},
     "reduction": {"reduce_dtype": torch.bfloat16},
     "float16": {"reduce_dtype": torch.float16},
     "reduction in float32": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
@@ -38,8 +39,7 @@ def _backward(layer: Any, dtype: torch.dtype, step: int = 0) -> None:
 
 def gradients(policy: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the weight: the mean of all ranks' own, rounded once; FSDP2's; FSDP2's with gradwire."""
-    computed = policy.get("param_dtype", torch.float32)
-    reduced = policy.get("reduce_dtype", computed)
+    computed, reduced = policy.get("param_dtype", torch.float32), policy["reduce_dtype"]
     alone = _layer(computed)
     _backward(alone, computed)
     assert alone.weight.grad is not None
@@ -70,8 +70,7 @@ def test_16_bit_gradients_are_rounded_once(cluster: Cluster, name: str) -> None:
 
 def train(policy: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """After each step, the weight of a float32 reference, and that of FSDP2 with gradwire."""
-    computed = policy.get("param_dtype", torch.float32)
-    reduced = policy.get("reduce_dtype", computed)
+    computed, reduced = policy.get("param_dtype", torch.float32), policy["reduce_dtype"]
     master, layer = _layer(), _layer()
     sharded: Any = layer
     fully_shard(sharded, mp_policy=MixedPrecisionPolicy(**policy))

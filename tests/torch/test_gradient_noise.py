@@ -108,7 +108,7 @@ def adamw_of_pytorch_2_6(parameters: list[nn.Parameter]) -> Optimizer:
         (lambda p: AdamW(p, lr=0.1, weight_decay=0.5), 0.95),
         (lambda p: Adam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True), 0.95),
         (lambda p: Adafactor(p, lr=0.1, weight_decay=0.5), 0.95),
-        (lambda p: getattr(torch.optim, "Muon", AdamW)(p, lr=0.1, weight_decay=0.5), 0.95),
+        (lambda p: torch.optim.Muon(p, lr=0.1, weight_decay=0.5), 0.95),
         (lambda p: Adam(p, lr=0.1, weight_decay=0.5), 1.0),
         (lambda p: SGD(p, lr=0.1, weight_decay=0.5), 1.0),
     ],

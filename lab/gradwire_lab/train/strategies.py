@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from gradwire.local_schedule import EVERY_STEP
 from gradwire.torch import (
@@ -183,8 +183,6 @@ def local_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
         hidden = [
             p for name, p in model.named_parameters() if name.startswith(BLOCKS) and p.dim() == 2
         ]
-        from torch.optim import Muon  # since PyTorch 2.9
-
         muon = Muon(hidden, rate, decay, adjust_lr_fn="match_rms_adamw")
         ours = {id(p) for p in hidden}
         return OptimizerList([muon, _adamw([p for p in parameters if id(p) not in ours], settings)])

@@ -14,14 +14,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
     import torch.distributed as _distributed
+    from torch.torch_version import TorchVersion as _TorchVersion
 except ModuleNotFoundError as error:
     from gradwire.errors import missing as _missing
 
     raise ModuleNotFoundError(
         "gradwire.torch needs PyTorch: " + _missing("torch", "'.[torch]'"), name="torch"
     ) from error
+
+if _TorchVersion(_torch.__version__) < "2.9":
+    raise ImportError(f"gradwire.torch needs PyTorch 2.9 or newer; this is {_torch.__version__}")
 
 if not _distributed.is_initialized():
     # DDP imports this after init_process_group, and then its functions keep the default group as a
@@ -88,7 +92,7 @@ __all__ = [
 ]
 
 # Where the names are. Whoever takes one loads what it needs: other parts of PyTorch take time to
-# import, or are missing in earlier versions.
+# import.
 _MODULES = {"errors": "gradwire.torch.errors", "loopback": "gradwire.torch.network.loopback"}
 _HOMES = {
     "gradwire.local_schedule": ("Schedule",),

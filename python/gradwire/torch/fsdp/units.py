@@ -14,6 +14,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_common import (
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    TrainingState,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.torch_version import TorchVersion
 
 from gradwire.torch.network.engine import Unused
 from gradwire.torch.parameters import (
@@ -26,28 +38,15 @@ from gradwire.torch.parameters import (
 )
 from gradwire.torch.tensor_memory import local_of
 
-try:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
-        DefaultAllGather,
-        DefaultReduceScatter,
-    )
-    from torch.distributed.fsdp._fully_shard._fsdp_common import (
-        FSDPMeshInfo,
-        HSDPMeshInfo,
-        TrainingState,
-    )
-except ImportError as error:
-    raise ImportError(
-        f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
-    ) from error
-
 __all__ = [
     "DefaultAllGather",
     "DefaultReduceScatter",
     "Unit",
     "find_units",
 ]
+
+# Since PyTorch 2.15 gradients add up in `grad` of the whole parameter, in whatever dtype it allows.
+_ADDS_UP_IN_GRAD = isinstance(getattr(FSDPParam, "unsharded_accumulated_grad", None), property)
 
 _TWICE = (
     "{}: the program has called set_custom_reduce_scatter or set_custom_all_gather, and "
@@ -180,7 +179,7 @@ class Unit:
         reduce = group.post_backward
 
         def post_backward(*args: Any) -> None:
-            self._reduced = [p for p in group.fsdp_params if _takes_part(p)]
+            self._reduced = [p for p in self._in_order() if _takes_part(p)]
             if not self._may_have_gradients():
                 self._reduced = []
             self._accumulates = bool(self._reduced) and not group.reduce_grads
@@ -202,6 +201,13 @@ class Unit:
             or any(_gradient_of(p) for p in self._reduced)
         )
 
+    def _in_order(self) -> list[Any]:
+        """All parameters, in the order of the reduced buffer."""
+        parameters: list[Any] = self._group.fsdp_params
+        if not _ADDS_UP_IN_GRAD:
+            return parameters
+        return [parameters[place] for place in self._group._reduce_scatter_param_indices]
+
     def _fill(self) -> list[int]:
         """Gives the parameters in the next reduction that lack a gradient one of zeros. Returns
         their places."""
@@ -209,9 +215,7 @@ class Unit:
         unused = []
         for place, parameter in enumerate(self._reduced):
             if not _gradient_of(parameter) and not self._group.reduce_scatter_unused_params:
-                dtype = gradients[0].dtype if gradients else None  # all must have one
-                zeros = torch.zeros_like(parameter._unsharded_param, dtype=dtype)
-                parameter.unsharded_accumulated_grad = zeros
+                _give_zeros(parameter, gradients[0].dtype if gradients else None)
                 unused.append(place)
         return unused
 
@@ -253,6 +257,7 @@ class Unit:
         return all(
             p.grad is None
             and p.dtype == reduced.dtype
+            and getattr(p, "grad_dtype", None) in (None, reduced.dtype)
             and p.device == reduced.device
             and not getattr(p, "_post_accumulate_grad_hooks", None)
             for p in self.reduced
@@ -261,11 +266,11 @@ class Unit:
     def require_exchanged(self) -> None:
         """Raises TypeError for a parameter whose gradient is reduced in another dtype than those
         that are exchanged."""
-        policy = self._group.mp_policy
         for p in self._trainable():
             dtype = p.sharded_param.dtype
             if dtype.is_floating_point:
-                dtype = policy.reduce_dtype or policy.param_dtype or dtype
+                given = p.sharded_grad_dtype if _ADDS_UP_IN_GRAD else p.mp_policy.param_dtype
+                dtype = p.mp_policy.reduce_dtype or given or dtype
             if dtype not in EXCHANGED:
                 remedy = (
                     "make torch.view_as_real of it the parameter"
@@ -297,7 +302,12 @@ class Unit:
 def find_units(model: nn.Module) -> list[Unit]:
     """The units of the model, those around others first. Raises TypeError for a model that is not
     sharded as a whole, or has gradients that are not exchanged; ValueError for units with several
-    meshes or devices, or without shards."""
+    meshes or devices, or without shards; ImportError for a PyTorch whose FSDPParamGroup is another.
+    """
+    if TorchVersion(torch.__version__) < "2.13":
+        raise ImportError(
+            f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
+        )
     model = uncompiled(model)
     if not isinstance(model, FSDPModule):
         inner = any(isinstance(module, FSDPModule) for module in model.modules())
@@ -379,3 +389,13 @@ def _gradient_of(parameter: Any) -> list[torch.Tensor]:
     """Its whole gradient on this rank; empty if it has none."""
     found = (parameter.unsharded_accumulated_grad, parameter._unsharded_param.grad)
     return [gradient for gradient in found if gradient is not None]
+
+
+def _give_zeros(parameter: Any, dtype: torch.dtype | None) -> None:
+    """As its gradient. dtype: of other gradients of the unit, which must have the same, but where
+    each parameter says its own."""
+    whole = parameter._unsharded_param
+    if _ADDS_UP_IN_GRAD:
+        whole.grad = torch.zeros_like(whole, dtype=parameter.unsharded_grad_dtype or dtype)
+    else:
+        parameter.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=dtype)

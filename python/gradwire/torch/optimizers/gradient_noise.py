@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim import Optimizer
+from torch.optim import Adafactor, AdamW, Muon, Optimizer
 
 from gradwire.torch.optimizer_list import parts_of
 from gradwire.torch.parameters import ordinary_tensors
@@ -34,12 +34,7 @@ SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
 _MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges
 _OFFSETS, _STRIDE = 1021, 389  # a step's signs begin at one of these places, the next far from it
 
-# Optimizers that always decay decoupled; PyTorch 2.6 has no Muon.
-_DECOUPLED = tuple(
-    getattr(torch.optim, name)
-    for name in ("AdamW", "Adafactor", "Muon")
-    if hasattr(torch.optim, name)
-)
+_DECOUPLED = (Adafactor, AdamW, Muon)  # they always decay decoupled
 
 Gradients = Sequence[torch.Tensor | None]  # dense, in the order of the tensors; None: zeros
 

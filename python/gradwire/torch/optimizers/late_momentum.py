@@ -26,19 +26,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import Adam, Optimizer
 
 from gradwire.torch.optimizer_list import each_parameter, parts_of
 from gradwire.torch.parameters import ordinary_tensors, wide_of
 from gradwire.torch.staging.moves import overwrite
 
-ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
-
 
 def momentum_of_each(optimizer: Optimizer) -> list[float]:
     """The first of `betas` for each parameter; 0 for those that no Adam steps."""
     return [
-        float(group["betas"][0]) if isinstance(part, ADAMS) else 0.0
+        float(group["betas"][0]) if isinstance(part, Adam) else 0.0
         for part, group, _ in each_parameter(optimizer)
     ]
 
@@ -47,7 +45,7 @@ def momentum_of_each(optimizer: Optimizer) -> list[float]:
 def without_momentum(optimizer: Optimizer) -> Iterator[None]:
     """Inside, the first of each Adam's `betas` is 0. (Outside it is the user's: schedulers and
     checkpoints of the optimizer read it.)"""
-    adams = [part for part in parts_of(optimizer) if isinstance(part, ADAMS)]
+    adams = [part for part in parts_of(optimizer) if isinstance(part, Adam)]
     groups = [group for part in adams for group in part.param_groups]
     kept = [group["betas"] for group in groups]
     for group, (momentum, *others) in zip(groups, kept, strict=True):

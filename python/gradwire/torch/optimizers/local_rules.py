@@ -19,7 +19,6 @@ from gradwire.local_schedule import GATED_CODEC, Schedule
 from gradwire.option_record import explains_arguments
 from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.optimizer_list import each_parameter, parts_of
-from gradwire.torch.optimizers.late_momentum import ADAMS
 from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.options import NEEDS_STORE, Compression
 from gradwire.torch.wrapping_optimizer import (
@@ -33,7 +32,7 @@ from gradwire.torch.wrapping_optimizer import (
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
-    *ADAMS,
+    torch.optim.Adam,
     torch.optim.NAdam,
     torch.optim.RAdam,
     torch.optim.RMSprop,
@@ -117,7 +116,7 @@ class LocalRules:
             )
         replaces = outer is None and schedule.mix == 0
         parts = parts_of(optimizer)
-        has_adam = any(isinstance(part, ADAMS) for part in parts)
+        has_adam = any(isinstance(part, torch.optim.Adam) for part in parts)
         if correct_noise is None:
             divides = any(isinstance(part, _OF_SECOND_MOMENTS) for part in parts)
             correct_noise = replaces and divides and not schedule.is_seldom
