@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.torch_version import TorchVersion
 
 from cluster import free_port
 from gradwire.torch import register_backend
@@ -132,10 +133,10 @@ def _non_finite() -> dict[str, Any]:
             _Extreme(7, torch.finfo(dtype).max, of_all=True),  # the sum is infinite
         ]
         found.update(_beside_gloo(dtype, extremes))
-    with pytest.raises(RuntimeError):  # of Gloo; the group goes on
-        dist.reduce_scatter_tensor(
-            torch.empty(NUMEL // dist.get_world_size()), torch.ones(NUMEL + dist.get_world_size())
-        )
+    if TorchVersion(torch.__version__) >= "2.13":  # PyTorch 2.9 ends the process
+        size = dist.get_world_size()
+        with pytest.raises(RuntimeError):  # of Gloo; the group goes on
+            dist.reduce_scatter_tensor(torch.empty(NUMEL // size), torch.ones(NUMEL + size))
     dist.monitored_barrier(wait_all_ranks=True)
     return found
 

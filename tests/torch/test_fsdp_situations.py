@@ -113,21 +113,25 @@ def test_an_evaluation_does_not_count_into_the_step_after_it() -> None:
     def evaluate_between(rank: int) -> list[tuple[int, int]]:
         model = shard(make_towers(), hybrid=False)
         comm = FullyShardComm(model, "raw", weights="raw", start_iter=0)
-        x, noted = torch.ones(6, WIDTH), []
+        x, noted = torch.ones(6, WIDTH), [(0, 0)]
         for passes in (0, 1, 20):
             with torch.no_grad():
                 for _ in range(passes):
                     model(x)
-            before = comm.weights_stats()
+            noted.append(gathered_by(comm))
             model(x)[0].sum().backward()
-            stats = comm.weights_stats()
-            assert before is not None
-            assert stats is not None
-            noted.append((stats.steps - before.steps, stats.pull_bytes - before.pull_bytes))
-        assert stats.steps == 3 + 21
+            noted.append(gathered_by(comm))
         comm.close()
         return noted
 
     for noted in threads(2, evaluate_between):
-        assert noted[1] == noted[2]
-        assert noted[1][0] == 1
+        assert [steps for steps, _ in noted] == [0, 0, 1, 2, 3, 23, 24]
+        _, _, _, before, after, before_last, last = [sent for _, sent in noted]
+        assert last - before_last == after - before
+
+
+def gathered_by(comm: FullyShardComm) -> tuple[int, int]:
+    """Steps of the weights, and bytes of them."""
+    stats = comm.weights_stats()
+    assert stats is not None
+    return stats.steps, stats.pull_bytes

@@ -68,7 +68,8 @@ class FullyShardComm(SessionOwner):
     gradients of the others.
 
     Raises TypeError for a model that is not sharded, ValueError for settings that do not fit its
-    mesh, GradwireError for an unknown codec, PeerMismatchError for ranks that differ.
+    mesh, GradwireError for an unknown codec, PeerMismatchError for ranks that differ, ImportError
+    for a PyTorch before 2.13.
 
     Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277) for sharding, section 3.2 for hybrid
     sharding; Wang et al. 2023 (ZeRO++, arXiv:2306.10209), section 4.1 for quantized weights.
