@@ -22,6 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.torch_version import TorchVersion
 
 import array_device
 from array_device import DEVICE
@@ -196,7 +197,9 @@ OF_FSDP = {
     "meta": "FSDP parameters should be materialized from meta device before training",
     "float64": "that of last.weight is reduced as torch.float64: give fully_shard",
     "complex": "that of last.weight is reduced as torch.complex64: make torch.view_as",
-    "sparse gradient": "NotImplementedError: Could not run 'fsdp::chunk_cat'",
+    "sparse gradient": "NotImplementedError: Could not run 'fsdp::chunk_cat'"
+    if TorchVersion(torch.__version__) < "2.15"
+    else "RuntimeError: reshape is not implemented for sparse tensors",
 }
 OTHERWISE = {  # None: trains
     ("two devices", "hook"): _DDPS,
