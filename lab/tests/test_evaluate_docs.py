@@ -93,9 +93,10 @@ def test_the_readme_and_the_guide_quote_the_pages() -> None:
     )
     rows = ("DDP", "`3lc:s=1.00,coder=rice`", "`every=2`, `3lc:s=1.00,coder=rice`")
     assert quoted == [tuple(table[row]["held-out loss"].split(" ± ")[0] for row in rows)]
-    ((larger, share),) = re.findall(r"ends \[(\S+) above\]\S+ DDP with a (\d+)th of", readme)
+    ((larger, share),) = re.findall(r"ends \[(.+?)\]\S+ from DDP with a (\d+)th of", readme)
     table = _table("larger", "Transformer of 10 million values")
-    assert larger == f"{float(table['`small`']['difference'].split(' ± ')[0]):.3f}"
+    difference, interval = map(float, table["`small`"]["difference"].split(" ± "))
+    assert larger == f"{difference:+.3f} ± {interval:.3f}"
     sent, alone = (float(table[way]["MB"].replace(",", "")) for way in ("`small`", "DDP"))
     assert share == f"{alone / sent:.0f}"
 
