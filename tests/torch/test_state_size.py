@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.torch_version import TorchVersion
 
 from gradwire.torch import LocalSteps, outer_nesterov
 from gradwire.torch.checkpoint import from_bytes, to_bytes
@@ -90,6 +91,8 @@ STATEFUL: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_limit_is_the_size_of_an_optimizers_state(name: str) -> None:
+    if name == "adagrad" and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip("it cannot be copied there, and has the wide limit")
     model = make_model()
     optimizer = STATEFUL[name](model.parameters())
     limit = most_bytes(optimizer)
