@@ -105,7 +105,7 @@ KINDS: dict[str, Callable[[int, torch.dtype], Any]] = {
 def exchange(receiving: bool = False, numel: int = NUMEL) -> Exchange:
     made = Exchange(Layout([("w", [2, numel // 2])], 2, "3lc"), 0)
     if receiving:
-        made.start(np.ones(NUMEL, np.float32), 0)
+        made.start(np.ones(numel, np.float32), 0)
     return made
 
 
