@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 
 _LACKING = (
-    "FullyShardComm needs the fully_shard of PyTorch 2.13",
+    "FullyShardComm needs the fully_shard of PyTorch 2.13 or newer",
     "this PyTorch has no devices in Python",
     "not implemented for 'UInt16'",
     "this bucket is torch.complex64",

@@ -533,7 +533,7 @@ def test_mistakes_with_local_steps_are_named() -> None:
         check("PeerMismatchError", shard())
         model = shard()
         inner = SGD(model.parameters(), lr=0.1)
-        said = "FullyShardComm compresses what FSDP2 sends"
+        said = "for fully_shard (FSDP2), FullyShardComm compresses what it sends"
         assert said in said_by(lambda: ShardedOptimizer(inner, model))
 
     threads(4, make_mistakes)

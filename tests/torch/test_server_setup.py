@@ -212,7 +212,7 @@ def test_shards_are_refused() -> None:
         return said_by(partial(ServerOptimizer, sgd(model.parameters()), model=model))
 
     for said in threads(2, make):
-        assert said.startswith("TypeError: the model is sharded by fully_shard, and each rank of a")
+        assert said.startswith("TypeError: the model's parameters are DTensors, and each rank of a")
 
 
 def test_it_has_the_interface_of_the_local_optimizer(cluster: Cluster) -> None:

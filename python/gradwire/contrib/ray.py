@@ -40,7 +40,8 @@ def compress(
 
     A checkpoint needs the state of every worker: each calls `way.save(folder)` with the folder that
     it gives to `ray.train.report`, and Ray puts the files of all together. After the model and the
-    optimizer have been loaded, `way.restore([folder])` goes on from there, with as many workers.
+    optimizer have been loaded, `way.restore([folder])` goes on from there, with as many workers. Of
+    two models, each needs a folder of its own inside.
 
     Args:
         model: As `ray.train.torch.prepare_model` returned it, compiled or not.

@@ -306,7 +306,8 @@ def find_units(model: nn.Module) -> list[Unit]:
     """
     if TorchVersion(torch.__version__) < "2.13":
         raise ImportError(
-            f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
+            "FullyShardComm needs the fully_shard of PyTorch 2.13 or newer; this is "
+            f"{torch.__version__}"
         )
     model = uncompiled(model)
     if not isinstance(model, FSDPModule):

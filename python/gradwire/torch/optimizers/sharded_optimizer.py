@@ -126,8 +126,8 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
         replica = Replica("ShardedOptimizer", optimizer, model, exchange_settings)
         if replica.shards is not None:
             raise TypeError(
-                "the model is sharded by fully_shard, so its optimizer steps shards already: "
-                "FullyShardComm compresses what FSDP2 sends"
+                "the model's parameters are DTensors, so its optimizer steps shards already: for "
+                "fully_shard (FSDP2), FullyShardComm compresses what it sends"
             )
         self._replica = replica
         self._shard = shard = Shard(optimizer)

@@ -71,8 +71,8 @@ def make_plan(
     named = name_parameters(optimizer, pairs, tuple(RAW_CODECS))
     if any(is_sharded(tensor) for _, tensor in named):
         raise TypeError(
-            "the model is sharded by fully_shard, and each rank of a ServerOptimizer has a whole "
-            "one: FullyShardComm compresses what FSDP2 sends"
+            "the model's parameters are DTensors, and each rank of a ServerOptimizer has whole "
+            "ones: for fully_shard (FSDP2), FullyShardComm compresses what it sends"
         )
     settings = settings.with_last_excluded(shapes_of(named))
     layout = settings.layout_of(named)
