@@ -30,22 +30,18 @@ class Way:
     """A row of the tables.
 
     codec: the laboratory's, with `settings` over COMMON. adapter: the module of this folder whose
-    `choose` makes the Strategy instead of the laboratory's. package: the environment in
-    build/rivals that it runs in, and what to install there; empty: the repository's. period: steps
-    from one exchange to the next. plain_steps: so many first steps go as plain DDP's.
+    `choose` makes the Strategy instead of the laboratory's. environment: that in build/rivals in
+    which it runs; empty: the repository's. period: steps from one exchange to the next.
+    plain_steps: so many first steps go as plain DDP's.
     """
 
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
-    package: str = ""
+    environment: str = ""
     period: int = 1
     plain_steps: int = 0
     ours: bool = False
-
-    @property
-    def environment(self) -> str:
-        return self.package.partition("==")[0]
 
     def whole_periods(self, steps: int) -> int:
         """At least so many steps, the last of which exchanges."""
@@ -86,9 +82,17 @@ def _diloco(codec: str, **more: Any) -> Way:
 BUCKETS = "torchft:buckets"  # with `use_bucketization`
 
 
-def _torchft(codec: str) -> Way:
-    settings = {**_LOCAL, "every": EVERY, "outer_lr": 0.7}
-    return Way(codec, settings, "torchft_diloco", "torchft==0.2.0", EVERY)
+def _torchft(codec: str, every: int = EVERY) -> Way:
+    settings = {**_LOCAL, "every": every, "outer_lr": 0.7}
+    return Way(codec, settings, "torchft_diloco", "torchft", every)
+
+
+def _hivemind(every: int = EVERY) -> Way:
+    return Way("hivemind", {"every": every}, "hivemind_averager", "hivemind", every)
+
+
+def _flower(every: int = EVERY) -> Way:
+    return Way("flower", {"every": every}, "flower_averaging", "flwr", every)
 
 
 _SPARSE_LOCO = Way(
@@ -108,6 +112,7 @@ _SPARSE_LOCO = Way(
 BF16 = "DDP, bf16 hook"
 DDP, POWER_SGD = "DDP", "PowerSGD, rank 4"
 TORCHFT, TORCHFT_BUCKETS = "torchft, DiLoCo", "torchft, DiLoCo, buckets"
+FLOWER = "Flower, FedAvg"
 HIVEMIND, RAW, EIGHT_BITS = "hivemind, 8 bits", "DiLoCo, raw", "DiLoCo, int8"
 CHANGES, HOOK = "compress, small", "hook, small"
 SMALL = "DiLoCo, small"
@@ -117,8 +122,11 @@ WAYS: Mapping[str, Way] = {
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
     TORCHFT: _torchft("torchft"),
     TORCHFT_BUCKETS: _torchft(BUCKETS),
-    HIVEMIND: Way("hivemind", {"every": EVERY}, "hivemind_averager", "hivemind==1.1.12", EVERY),
-    "Flower, FedAvg": Way("flower", {"every": EVERY}, "flower_averaging", "flwr==1.42.0", EVERY),
+    f"{TORCHFT_BUCKETS}, every=10": _torchft(BUCKETS, 10),
+    HIVEMIND: _hivemind(),
+    **{f"{HIVEMIND}, every={every}": _hivemind(every) for every in (10, 4)},
+    FLOWER: _flower(),
+    **{f"{FLOWER}, every={every}": _flower(every) for every in (10, 4, 2)},
     HOOK: Way(_SMALL, ours=True),
     CHANGES: _changes(_SMALL),
     "compress, small, every=2": _changes(_SMALL, 2),
@@ -137,15 +145,15 @@ WAYS: Mapping[str, Way] = {
 NOT_RUN: Mapping[str, tuple[str, str]] = {
     "DeepSpeed, 1-bit Adam": (
         "DeepSpeed 0.19.8 has no 1-bit optimizers any more",
-        "an older version, and NCCL",
+        "an older version, and one of the transports that went with them",
     ),
     "DeepSpeed, ZeRO++": (
         'DeepSpeed 0.19.8 says "This op had not been implemented on CPU backend"',
         "a GPU",
     ),
     "PCCL with pi-quant": (
-        "PyPI has no pypccl for Python 3.11",
-        "another Python",
+        "the library in pypccl 1.0.0 wants Python 3.12, glibc 2.38 and NVIDIA's driver",
+        "Debian 13 with that driver, where this was measured on Debian 12",
     ),
     "THC": (
         "PyPI has no package of it; its paper is 1.28 to 1.47 times as fast to an accuracy",

@@ -21,13 +21,13 @@ SETTINGS = f"""## Settings
   {COMMON["clip"]:g}.
 - **DDP**: PyTorch's, alone or with `bf16_compress_hook`. **PowerSGD**: `powerSGD_hook` with error
   feedback and warm start, after a tenth of the steps, one bucket.
-- **torchft**: `DiLoCo` every {EVERY} steps, a manager for each worker, synchronous quorum, Nesterov
+- **Local steps** of all rivals are {EVERY}, where a row names no others.
+- **torchft**: `DiLoCo`, a manager for each worker, synchronous quorum, Nesterov
   with rate 0.7 and momentum 0.9 outside; `use_bucketization` is off, the default, or on
   (*buckets*); `should_quantize` is off, because it needs Triton.
-- **hivemind**: `DecentralizedAverager` of the parameters every {EVERY} steps, with
-  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few. Four of
-  eight starts behind links (counted by hand) waited in an exchange for ever; they were made again.
-- **Flower**: `FedAvg` every {EVERY} steps over gRPC; the server is beside worker 0, on its link.
+- **hivemind**: `DecentralizedAverager` of the parameters, with
+  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few.
+- **Flower**: `FedAvg` over gRPC; the server is beside worker 0, on its link.
 - **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
   takes, the changes of every step, or of two or four; *DiLoCo* is `LocalSteps` every {EVERY} steps
   with `outer_nesterov`; *streaming* is the same in three fragments that take turns, whose exchanges
@@ -37,8 +37,8 @@ SETTINGS = f"""## Settings
 
 RATES = f"""## Learning rates
 
-The loss after {STEPS} steps with seed 0. Each way began with 0.003, or, every {EVERY} steps with
-an outer optimizer, with 0.001. Then half and twice the best rate were tried, as long as the loss
+The loss after {STEPS} steps with seed 0. Each way began with 0.003, or, with Nesterov's
+momentum outside, with 0.001. Then half and twice the best rate were tried, as long as the loss
 fell. All tables have the best one. Rates are in thousandths.
 """
 
