@@ -10,6 +10,7 @@ import secrets
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,7 +99,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _replace(place: Path, durable: bool) -> Iterator[OutputFile]:
-    _remove_abandoned(place)
+    remove_abandoned(place.parent, glob.escape(place.name))
     temporary, handle = _open_beside(place)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -133,17 +134,23 @@ def _open_beside(place: Path) -> tuple[Path, int]:
         os.close(handle)  # another process has removed it before it had its lock
 
 
-def _remove_abandoned(place: Path) -> None:
-    """Removes what writers of `place` left behind that were killed."""
+def remove_abandoned(folder: Path, pattern: str, age: float = 0.0) -> list[str]:
+    """Removes what writers of a folder's files left behind that were killed. Returns its names.
+    pattern: of the files' names, as glob has it. age: the seconds since the last write, where the
+    writer may be on another machine, which need not see locks."""
     digits = "[0-9a-f]" * (2 * _RANDOM_BYTES)
-    for path in place.parent.glob(f".{glob.escape(place.name)}.{digits}"):
+    removed = []
+    for path in folder.glob(f".{pattern}.{digits}"):
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error: its writer lives
-                path.unlink()
+                if time.time() - os.fstat(handle).st_mtime >= age:
+                    path.unlink()
+                    removed.append(path.name)
             finally:
                 os.close(handle)
+    return removed
 
 
 def _sync_folder(folder: Path) -> None:

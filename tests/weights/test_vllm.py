@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Iterable
 from importlib import import_module
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -48,12 +50,12 @@ def vllm() -> None:
         getattr(import_module(module), name)()
 
 
-def make_engine(store: Path, model: Served) -> Any:
+def make_engine(store: Path, model: Served, **info: str) -> Any:
     config = SimpleNamespace(parallel_config=None, model_config="config")
     backend = SimpleNamespace(backend="gradwire")
     factory = vllm_standin.WeightTransferEngineFactory
     engine = factory.create_engine(backend, config, torch.device("cpu"), model)
-    engine.init_transfer_engine(engine.parse_init_info({"store": str(store)}))
+    engine.init_transfer_engine(engine.parse_init_info({"store": str(store), **info}))
     return engine
 
 
@@ -99,6 +101,20 @@ def test_a_worker_follows_by_sparse_patches(tmp_path: Path) -> None:
     engine.shutdown()
     with pytest.raises(WeightsError, match="init_weight_transfer_engine"):
         update(engine, 5)
+
+
+def test_a_worker_that_has_the_base_begins_with_patches(tmp_path: Path) -> None:
+    model = Served()
+    base = tmp_path / "base.safetensors"
+    safetensors.torch.save_file(dict(model.state_dict()), base)
+    served = copy.deepcopy(model)
+    publisher = Publisher(tmp_path / "store", base=base)
+    engine = make_engine(tmp_path / "store", served, base=str(base))
+    for version in (1, 2):
+        change(model)
+        publisher.publish(model)
+        assert update(engine, version) == ["patches"]
+        assert_equal(served, model)
 
 
 def test_patches_have_each_name_of_tied_tensors(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class WeightFolders:
                 "next version would not begin where it ends: take an empty folder"
             )
         views = views_of(state, self._rename)
-        require_fit(views.values(), self._dtype)
+        require_fit((view, self._dtype) for view in views.values())
         tied = dict(tied_names(views))
         there = {tied.get(name, name) for name in views if name in self._base}
         news = {}

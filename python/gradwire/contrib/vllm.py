@@ -35,7 +35,9 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from gradwire.weights import Publisher, Subscriber, WeightsError
+from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.errors import listed
+from gradwire.weights.tensors import typed_values
 
 NAME = "gradwire"
 _registered = False
@@ -56,10 +58,13 @@ class GradwireInitInfo(WeightTransferInitInfo):
     Attributes:
         store: A folder that the worker sees, or a prefix that fsspec opens.
         threads: Threads for checking and applying.
+        base: The publisher's `base`, if vLLM has loaded the model from it: a .safetensors file or a
+            folder of such files. Without it the first version must be a full one.
     """
 
     store: str
     threads: int = 1
+    base: str = ""
 
 
 @dataclass
@@ -76,8 +81,8 @@ class GradwireUpdateInfo(WeightTransferUpdateInfo):
 class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, GradwireUpdateInfo]):
     """Fetches a version and loads what it changes, by the names and shapes of the checkpoint.
 
-    The first version is a full one. A worker keeps a copy of the checkpoint's tensors in host
-    memory: a delta is checked against it before anything changes. What is sparse goes to vLLM as
+    A worker keeps a copy of the checkpoint's tensors in host memory, from the first version or from
+    `base`: a delta is checked against it before anything changes. What is sparse goes to vLLM as
     patches of names, indices and values. The whole model is loaded where that is not possible
     (integers, NaN, tensors of another shape), and after an update that failed halfway.
     """
@@ -92,8 +97,14 @@ class GradwireWeightTransferEngine(WeightTransferEngine[GradwireInitInfo, Gradwi
     _is_whole = True  # whether the model has the tensors of the copy
 
     def init_transfer_engine(self, init_info: GradwireInitInfo) -> None:
-        self._subscriber = Subscriber(init_info.store, threads=init_info.threads)
-        self._copy: dict[str, torch.Tensor] = {}
+        base = init_info.base
+        views = Checkpoint(base, init_info.threads).views("c") if base else {}
+        version = 0 if base else None
+        self._subscriber = Subscriber(init_info.store, version=version, threads=init_info.threads)
+        self._copy: dict[str, torch.Tensor] = {
+            name: typed_values(view.dtype, view.read_copy(), True).reshape(view.shape)
+            for name, view in views.items()
+        }
         self._loaded: set[str] = set()  # names of tensors that the model got from versions
 
     def start_weight_update(self) -> None:

@@ -63,10 +63,10 @@ def _rounded_to_odd(values: Any, torch: Any) -> Any:
     return nearest
 
 
-def require_fit(views: Iterable[View], dtype: str | None) -> None:
-    """Raises WeightsError, which names the tensor, if a value would not be rounded but lost: a
-    number beyond the largest of the dtype, or an infinity where the dtype has none."""
-    for view in views:
+def require_fit(targets: Iterable[tuple[View, str | None]]) -> None:
+    """Raises WeightsError, which names the tensor, if a value would not be rounded to its dtype but
+    lost: a number beyond the largest of the dtype, or an infinity where the dtype has none."""
+    for view, dtype in targets:
         if dtype is None or view.dtype not in FLOATS or view.dtype == dtype:
             continue
         largest, step = _LARGEST[dtype]

@@ -184,6 +184,7 @@ class Checkpoint:
         for other in [*self._indices(), *self._files()]:
             if other != file and (other.name in self._own or other.suffix != _SUFFIX):
                 other.unlink()
+        self._maps = []  # of files that are gone
         self._own, self._absent = {file.name}, set()
 
     def _updated(self, update: Update, track: Track) -> dict[str, View]:

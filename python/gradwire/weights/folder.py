@@ -14,10 +14,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from gradwire.errors import missing
-from gradwire.files import give_name, replace_file
+from gradwire.files import give_name, remove_abandoned, replace_file
 from gradwire.weights.errors import WeightsError
 
 _FILE = re.compile("^file:(//(localhost(?=/))?|(?=/))")
+_ABANDONED = 3600.0  # seconds in which a file that is being written has grown
 _ADDRESS = re.compile(r"[A-Za-z][\w+.:-]*[\w]:(?=/)")  # a single letter is a drive
 
 
@@ -50,6 +51,10 @@ class Folder(ABC):
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """Whether it is this folder on this machine."""
         return False
+
+    def remove_abandoned(self) -> list[str]:
+        """Removes what is left of files whose writers were killed. Returns its names."""
+        return []
 
 
 def open_folder(place: str | os.PathLike[str] | Folder) -> Folder:
@@ -122,6 +127,9 @@ class LocalFolder(Folder):
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
 
+    def remove_abandoned(self) -> list[str]:
+        return remove_abandoned(self._path, "v[0-9]*", age=_ABANDONED)
+
 
 class MemoryFolder(Folder):
     """Files of this process alone.
@@ -175,14 +183,28 @@ class RemoteFolder(Folder):
         self.files, self._path = found
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        # By name, as s3fs has a version before them; with a range, since else it looks for the size
-        # in an old list.
-        return self.files.cat_file(f"{self._path}/{name}", start=begin, end=end)
+        try:
+            # By name, as s3fs has a version before them; with a range, since else it looks for the
+            # size in an old list.
+            data: bytes = self.files.cat_file(f"{self._path}/{name}", start=begin, end=end)
+        except Exception as error:  # of many kinds
+            # So servers call what is absent, too, to who may not list files.
+            if not _is_refused(error) or self._lists(name):
+                raise
+            raise FileNotFoundError(f"{self.place}/{name}") from error
+        knows_no_range = end is not None and len(data) > end - begin  # and has sent the whole file
+        return data[begin:end] if knows_no_range else data
+
+    def _lists(self, name: str) -> bool:
+        try:
+            return name in self.names()
+        except Exception:  # as `read`
+            return False
 
     def write(
         self, name: str, pieces: Iterable[bytes | memoryview], only_new: bool = False
     ) -> None:
-        path, data = f"{self._path}/{name}", b"".join(bytes(piece) for piece in pieces)
+        path, data = f"{self._path}/{name}", b"".join(pieces)
         if only_new and self.files.exists(path):
             raise FileExistsError(f"{self.place}/{name}")
         with suppress(PermissionError):  # of a bucket, by who may write below this prefix alone
@@ -198,6 +220,11 @@ class RemoteFolder(Folder):
             found = self.files.ls(self._path, detail=False)
         except FileNotFoundError:
             return []
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            why = f"{self.place} has no version yet, or may not be read: {error}"
+            raise WeightsError(why) from error
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def remove(self, name: str) -> None:
@@ -205,3 +232,10 @@ class RemoteFolder(Folder):
             self.files.rm_file(f"{self._path}/{name}")
         except FileNotFoundError:
             return
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether a server has said 403."""
+    if isinstance(error, PermissionError):
+        return True
+    return 403 in (getattr(error, name, None) for name in ("status", "status_code", "code"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradwire.errors import warn_user
 from gradwire.option_record import explains_arguments
-from gradwire.weights.casting import cast, require_fit, target_named
+from gradwire.weights.casting import FLOATS, cast, require_fit, target_named
 from gradwire.weights.checkpoint import Checkpoint
 from gradwire.weights.difference import (
     encode,
@@ -66,8 +66,10 @@ class Publisher:
             the store's names and dtypes. None: the first version is a full one.
         anchor_every: Every so many versions a full one is published, too, from which new receivers
             can start. 0: never.
-        dtype: The dtype in which floats are published, such as "bfloat16": what receivers see. A
-            number that is too large for it is an error.
+        dtype: The dtype in which floats are published, such as "bfloat16": what receivers see. Or
+            a function that gives it for a tensor's name, None where it stays, as for scales. A
+            tensor that `base` has as another float of 16 bits or more becomes what it is there. A
+            number that is too large is an error.
         rename: Gives a tensor's name in the store: a function, or a dictionary of the names that
             change. Each name in it must be that of a tensor, of this rank or another.
         rank: This rank, where several publish shards of their own. Rank 0 commits a version when
@@ -116,7 +118,11 @@ class Publisher:
         if base is not None and not is_file:  # training may change it before the first version
             self._base = {key: copy_of(view) for key, view in views_of(base).items()}
         self._anchor_every = anchor_every
-        self._dtype = None if dtype is None else target_named(dtype)
+        is_function = callable(dtype) and not isinstance(dtype, type)  # as NumPy's are
+        if dtype is not None and not is_function:
+            target_named(dtype)  # raises now what it can
+        self._dtype_of = dtype if is_function else lambda name: dtype
+        self._base_dtypes: dict[str, str] = {}  # of floats of 16 bits or more, by name
         self._names = rename if isinstance(rename, Mapping) else {}
         self._unmatched: list[str] = []  # of these names: no tensors of this rank have them
         self._rename = _renaming(rename)
@@ -132,7 +138,7 @@ class Publisher:
         self._is_sound = False  # whether the copies are those of the version
 
     @explains_arguments
-    def publish(self, state: Any, *, anchor: bool = False) -> Published:
+    def publish(self, state: Any, *, anchor: bool = False, step: int | None = None) -> Published:
         """Publishes the tensors as the next version; it exists when this returns. If another thread
         writes to them meanwhile, the version is a mix of two steps.
 
@@ -141,6 +147,9 @@ class Publisher:
                 DTensor each rank publishes what it holds. Tensors that share their memory travel
                 once.
             anchor: Publishes the version in full, too.
+            step: With several ranks, the training step, the same on all: a rank that misses a call
+                is then waited for, and the next step is in order. None: ranks count their calls,
+                and one that misses a call is a step behind from then on.
 
         Raises:
             ConflictError: Another publisher has published; the message names it.
@@ -156,7 +165,7 @@ class Publisher:
                 "process that publishes"
             )
         with self._one_at_a_time:
-            self._team.attempt += 1
+            self._team.begin(step)
             try:
                 return self._publish(state, anchor)
             except BaseException as error:
@@ -176,9 +185,9 @@ class Publisher:
         self._unmatched = [name for name in self._names if name not in own]
         if self._team.ranks == 1:  # with several ranks, others may have them: _commit looks
             self._refuse_names(self._unmatched, own)
-        require_fit(views.values(), self._dtype)
         if not self._opened:
             self._open(views)
+        require_fit((view, self._dtype(view.name)) for view in views.values())
         self._settle()
         self._refuse_another_chain()
         version = self._version + 1
@@ -247,6 +256,7 @@ class Publisher:
             found = Checkpoint(self._base, self._threads).views("c")
             if not found:
                 raise WeightsError(f"base {self._origin}: no .safetensors files are there")
+        self._base_dtypes = {v.name: v.dtype for v in found.values() if v.dtype in FLOATS}
         mine = {}
         for key, view in views.items():
             there = found.get(key) or found.get(view.name)
@@ -281,9 +291,10 @@ class Publisher:
         unlike: list[tuple[View, Entry | None]] = []  # the base
         for key, view in views.items():
             if key in tied:
-                update.add(tied_entry(cast(view, self._dtype), tied[key]))
+                dtype = self._dtype(views[tied[key]].name)
+                update.add(tied_entry(cast(view, dtype), tied[key]))
                 continue
-            view = cast(view, self._dtype)
+            view = cast(view, self._dtype(view.name))
             before, copy = entries.get(key), copies.get(key)
             if copy is not None and before is not None and before.form == view.form:
                 entry, blob = encode(view, copy, self._threads, before.digest, follow=True)
@@ -294,8 +305,9 @@ class Publisher:
                     unlike.append((view, before))
             update.add(entry, blob)
             self._copies[key], self._entries[key] = copy, entry
-        if 2 * sum(view.numel for view, _ in unlike) > update.numel:
-            view, before = unlike[0]
+        others = [(view, before) for view, before in unlike if before and before.form != view.form]
+        if others or 2 * sum(view.numel for view, _ in unlike) > update.numel:
+            view, before = (others or unlike)[0]
             there = f"is {before.dtype} there" if before else "isn't there with this shape"
             warn_user(
                 f"{len(unlike)} of {len(views)} tensors go in full, as the base has none like "
@@ -303,6 +315,11 @@ class Publisher:
                 f"{there}. dtype= and rename= make them like those of the base",
             )
         return update
+
+    def _dtype(self, name: str) -> str | None:
+        """The safetensors dtype in which floats of this tensor are published; None: their own."""
+        wanted = self._dtype_of(name)
+        return None if wanted is None else self._base_dtypes.get(name) or target_named(wanted)
 
     def _full(self, update: Update) -> Update:
         """The same version from nothing."""

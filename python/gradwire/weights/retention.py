@@ -24,7 +24,8 @@ from gradwire.weights.update import write_update
 
 @explains_arguments
 def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
-    """Removes versions that are no longer needed, and parts of versions that never came to be.
+    """Removes versions that are no longer needed, and parts of versions that never came to be: what
+    a publisher that was killed left half written an hour after.
 
     Each of the newest versions can still be reached from a full one, so the full version before
     them and all that follows it stay. Without a full version nothing is removed but stray parts.
@@ -63,7 +64,7 @@ def prune(store: str | os.PathLike[str] | Folder, keep: int) -> list[str]:
         if not is_fold and not name.lstrip(".").startswith(anchor):
             removed.append(name)
             opened.folder.remove(name)
-    return removed
+    return removed + opened.folder.remove_abandoned()
 
 
 @explains_arguments

@@ -18,13 +18,20 @@ from gradwire.weights.errors import (
     WeightsError,
 )
 from gradwire.weights.folder import Folder, open_folder
-from gradwire.weights.manifest import Manifest, folded_from, is_manifest, label_of, version_of
-from gradwire.weights.update import Update, digest_of, read_update
+from gradwire.weights.manifest import (
+    Manifest,
+    Part,
+    folded_from,
+    is_manifest,
+    label_of,
+    version_of,
+)
+from gradwire.weights.update import Update, digest_of, read_some, read_update
 
 _T = TypeVar("_T")
 _HINT = "newest.json"
 _PAUSE = 0.05  # seconds between two looks for a file
-_KEPT = 64  # manifests in memory
+_KEPT = 50_000  # entries of manifests in memory, some 600 bytes each
 _HEAD = 512  # bytes of a manifest, with who wrote it and when
 
 
@@ -95,8 +102,10 @@ class Store:
                 remedy = "Without this file, the version before it is the newest"
                 raise DamagedVersionError(f"{error}. {remedy}") from None
             self._manifests[label] = found
-            if len(self._manifests) > _KEPT:
-                del self._manifests[next(iter(self._manifests))]
+            sizes = {label: len(one.entries) + 1 for label, one in self._manifests.items()}
+            while len(self._manifests) > 1 and sum(sizes.values()) > _KEPT:
+                oldest = next(iter(self._manifests))
+                del self._manifests[oldest], sizes[oldest]
         return self._manifests[label]
 
     def has(self, version: int) -> bool:
@@ -107,12 +116,18 @@ class Store:
             return True
 
     def require(self, version: int) -> None:
-        """Raises MissingVersionError unless the version is there, if perhaps damaged."""
-        if not self.has(version):
-            raise MissingVersionError(
-                f"{self.folder.place}: there is no version {version}; the newest is "
-                f"{self.newest()}, and prune() removes old ones"
-            )
+        """Raises MissingVersionError unless the version is there, if perhaps damaged. One after the
+        newest may be late."""
+        if self.has(version):
+            return
+        newest, why = self.newest(), "prune() removes old ones"
+        if version > newest:
+            if wait_for(lambda: self.has(version) or None, self._patience):
+                return
+            why = f"it did not come in {self._patience:g} s"
+        raise MissingVersionError(
+            f"{self.folder.place}: there is no version {version}; the newest is {newest}, and {why}"
+        )
 
     def reread(self, label: str) -> Manifest | None:
         """As `manifest`, of the file as it is now, which may be another one."""
@@ -146,11 +161,7 @@ class Store:
         wanted = entries.keys() if keys is None else entries.keys() & set(keys)
         found = Update(manifest.version, manifest.base)
         for part in manifest.parts:
-            where = f"{self.folder.place}/{part.name}"
-            data = self._read_part(part.name, label, manifest)
-            if len(data) != part.size:
-                raise DamagedVersionError(f"{where} has {len(data)} bytes, not {part.size}")
-            found = found.merge([read_update(data, where)])
+            found = found.merge([self._load_part(part, label, manifest, keys)])
         if found.entries != dict(entries):
             raise DamagedVersionError(
                 f"{self.folder.place}: {label}.json has other tensors than its parts"
@@ -288,18 +299,30 @@ class Store:
             return "unknown"
         return found.origin if found is not None and found.origin else "none is known"
 
-    def _read_part(self, name: str, label: str, manifest: Manifest) -> bytes:
-        def look() -> bytes | None:
+    def _load_part(
+        self, part: Part, label: str, manifest: Manifest, keys: Collection[str] | None
+    ) -> Update:
+        """keys: those of other tensors need not be read."""
+        where = f"{self.folder.place}/{part.name}"
+
+        def look() -> Update | None:
             try:
-                return self.folder.read(name)
+                if keys is None:
+                    data = self.folder.read(part.name)
+                    update, size = None, len(data)
+                else:
+                    update, size = read_some(self.folder.read, part.name, keys, where)
             except FileNotFoundError:
                 if self.reread(label) != manifest:
                     raise self._removed(label) from None
                 return None
+            if size != part.size:
+                raise DamagedVersionError(f"{where} has {size} bytes, not {part.size}")
+            return read_update(data, where) if update is None else update
 
         found = wait_for(look, self._patience)
         if found is None:
-            raise DamagedVersionError(f"{self.folder.place}/{name} is missing")
+            raise DamagedVersionError(f"{where} is missing")
         return found
 
     def _removed(self, label: str) -> MissingVersionError:

@@ -234,6 +234,7 @@ class Subscriber:
         seconds = time.perf_counter() - started
         if self._local is not None and files is not None and files.base != files.version:
             self._local.apply(files)
+        self._files = None
         if target is not None:
             self._model = _reference(target)
             found = update.entries.items()

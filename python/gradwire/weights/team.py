@@ -13,20 +13,24 @@ from gradwire.weights.update import Update, read_head
 
 
 class Team:
-    """The ranks of a publisher, and which of its attempts to publish this is.
-
-    Attributes:
-        attempt: Counts calls of publish(): ranks must not take a part of one that has failed.
-    """
+    """The ranks of a publisher, and which of its attempts to publish this is."""
 
     def __init__(self, store: Store, writer: Writer, rank: int, ranks: int, patience: float):
         self._store, self._token = store, writer.token
         self.rank, self.ranks = rank, ranks
         self._patience = patience
-        self.attempt = 0
+        self._calls = 0
+        self._step: int | None = None
+        self._attempt = ""  # ranks must not take a part of one that has failed, or of another step
+
+    def begin(self, step: int | None) -> None:
+        """A call of publish(). Ranks find each other by the step, or by the number of calls."""
+        self._calls = self._calls + 1 if step == self._step else 1
+        self._step = step
+        self._attempt = f"{self._calls}" if step is None else f"{step}-{self._calls}"
 
     def part(self, label: str, rank: int) -> str:
-        return part_name(label, f"{self._token}-{self.attempt}", rank, self.ranks)
+        return part_name(label, f"{self._token}-{self._attempt}", rank, self.ranks)
 
     def await_part(self, label: str, rank: int) -> tuple[Update, Part]:
         name = self.part(label, rank)
@@ -42,9 +46,9 @@ class Team:
         found = wait_for(look, self._patience)
         if found is None:
             raise WeightsError(
-                f"{label}: rank {rank} of {self.ranks} has not written its part in "
-                f"{self._patience:g} s; the version was not published. Look for that rank's "
-                "error, or give a larger patience="
+                f"{label}: rank {rank} of {self.ranks} has not written its part{self._of_step()} "
+                f"in {self._patience:g} s; the version was not published. Look for that rank's "
+                f"error, or give a larger patience={self._advice()}"
             )
         return found
 
@@ -63,8 +67,8 @@ class Team:
         found = wait_for(look, self._patience)
         if found is None:
             raise WeightsError(
-                f"{label}: rank 0 has not committed it in {self._patience:g} s. Look for "
-                "that rank's error, or give a larger patience="
+                f"{label}: rank 0 has not committed it{self._of_step()} in {self._patience:g} s. "
+                f"Look for that rank's error, or give a larger patience={self._advice()}"
             )
         return found
 
@@ -87,4 +91,15 @@ class Team:
 
     def _failure(self) -> str:
         """A file of no version, which prune() removes."""
-        return f"{label_of(0)}.{self._token}-{self.attempt}.failed.json"
+        return f"{label_of(0)}.{self._token}-{self._attempt}.failed.json"
+
+    def _of_step(self) -> str:
+        return "" if self._step is None else f" of step {self._step}"
+
+    def _advice(self) -> str:
+        if self._step is not None:
+            return ""
+        return (
+            f". This is call {self._calls} of publish() here: a rank that has missed one stays "
+            "behind, unless all give publish() a step="
+        )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from operator import index
 from typing import Any
@@ -111,7 +112,7 @@ class View(Placed):
         elif not is_there:
             self.values[...] = data.view(self.values.dtype).reshape(self.values.shape)
 
-    @property
+    @cached_property
     def memory(self) -> tuple[Any, ...]:
         """The same for two tensors that are the same memory, seen in the same way."""
         values, where, signs = self.values, "cpu", (False, False)
@@ -119,7 +120,7 @@ class View(Placed):
             where, signs = str(values.device), (values.is_conj(), values.is_neg())
         return where, _address(values), self.dtype, self.shape, self._axes, signs
 
-    @property
+    @cached_property
     def reach(self) -> Reach:
         """Where its elements lie; there must be some."""
         where, address, *_ = self.memory
@@ -136,7 +137,7 @@ class View(Placed):
         can_write = is_torch(self.values) or self.values.flags.writeable
         return can_write and first_overlap([self.reach]) is None
 
-    @property
+    @cached_property
     def _axes(self) -> tuple[tuple[int, int], ...]:
         """The length and the stride in bytes of each dimension."""
         if is_torch(self.values):

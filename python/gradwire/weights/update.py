@@ -10,7 +10,8 @@ hold the header of the new one, and `gradwire.removed` a list of names that it h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -285,15 +286,62 @@ def starts_update(data: bytes) -> bool:
 def read_head(read: Callable[[str, int, int], bytes], name: str) -> tuple[Update, int]:
     """The update of a file without its bytes, and the file's size. read: gives the bytes of a file
     from one place to another. Raises DamagedVersionError, and what `read` raises."""
+    update, _, size = _read_places(read, name)
+    return update, size
+
+
+def read_some(
+    read: Callable[[str, int, int], bytes], name: str, keys: Collection[str], where: str
+) -> tuple[Update, int]:
+    """As read_head, with the bytes of the tensors with these keys, checked as read_update does. Of
+    other tensors no byte is read."""
+    update, places, size = _read_places(read, name)
+    wanted = update.entries.keys() & set(keys)
+    ends: dict[int, int] = {}  # of neighbours together, by where they begin
+    begins: list[int] = []
+    for begin, end in sorted(place for key, (_, place) in places.items() if key in wanted):
+        if begins and ends[begins[-1]] == begin:
+            ends[begins[-1]] = end
+        elif begin < end:
+            begins.append(begin)
+            ends[begin] = end
+    spans = {begin: memoryview(read(name, begin, ends[begin])) for begin in begins}
+    try:
+        for key in wanted & places.keys():
+            tensor, (begin, end) = places[key]
+            data = memoryview(b"")
+            if begin < end:
+                first = begins[bisect_right(begins, begin) - 1]
+                data = spans[first][begin - first : end - first]
+            _check_blob(update.entries.get(key), replace(tensor, data=data))
+            update.blobs[key] = data
+        for key in wanted - places.keys():
+            if update.entries[key].kind in ("full", "delta"):
+                raise ValueError(f"tensor {key!r}: its bytes are missing")
+    except ValueError as error:
+        raise DamagedVersionError(f"{where}: {error}") from None
+    return update, size
+
+
+def _read_places(
+    read: Callable[[str, int, int], bytes], name: str
+) -> tuple[Update, dict[str, tuple[Tensor, tuple[int, int]]], int]:
+    """The update of a file without its bytes; its tensors, each with its place in the file; and the
+    file's size."""
     length = int.from_bytes(read(name, 0, _LENGTH_BYTES), "little")
-    head = read(name, _LENGTH_BYTES, _LENGTH_BYTES + length)
+    data = _LENGTH_BYTES + length
+    head = read(name, _LENGTH_BYTES, data)
+    places = {}
     try:
         header = parse_json(head, _NESTING)
         update = parse_description(header.pop("__metadata__", {}).get(METADATA, ""))
-        size = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        for key, entry in header.items():
+            begin, end = map(_natural, entry["data_offsets"])
+            tensor = Tensor(key, entry["dtype"], tuple(entry["shape"]), b"")
+            places[key] = tensor, (data + begin, data + end)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedVersionError(f"{name}: {error}") from None
-    return update, _LENGTH_BYTES + length + size
+    return update, places, max((end for _, (_, end) in places.values()), default=data)
 
 
 def parse_description(text: str) -> Update:
