@@ -26,7 +26,9 @@ SETTINGS = f"""## Settings
   with rate 0.7 and momentum 0.9 outside; `use_bucketization` is off, the default, or on
   (*buckets*); `should_quantize` is off, because it needs Triton.
 - **hivemind**: `DecentralizedAverager` of the parameters, with
-  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few.
+  `Uniform8BitQuantization`; it waits for its peers at most 3 s, as it recommends for few. Behind
+  links some starts waited in an exchange for ever, and were made again; with every=4 at 10 Mbit/s
+  three did, and no step was timed.
 - **Flower**: `FedAvg` over gRPC; the server is beside worker 0, on its link.
 - **gradwire**: *hook* is `gradwire_hook` in DDP; *compress* is what `compress(model, adamw)`
   takes, the changes of every step, or of two or four; *DiLoCo* is `LocalSteps` every {EVERY} steps
@@ -64,9 +66,11 @@ REFEREE = """## What a referee would still say
   momentum, decay or warm-up, and no outer rate. SparseLoCo's interval was chosen from 10 and 30
   steps in trials that were not kept.
 - **The authors tuned gradwire longer than the rivals.** Their options are those of their
-  documentation; somebody who knows them well may find better ones.
+  documentation; somebody who knows them well may find better ones. Their local steps were chosen
+  by trials of few numbers.
 - **The lower loss at the end is not the codec's.** *compress* steps Adam on each worker's own
   gradient, which in the mean ends lower than DDP here without compression, too (*compress, raw*).
-- **Times are computed**, but for the whole runs above.
+- **Times are computed**, but for the whole runs above. A lead that is smaller than what these
+  differ by says nothing.
 - **Few seeds**, few steps behind each link, and each link was timed once.
 """

@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,9 +17,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.torch_version import TorchVersion
 
@@ -256,6 +264,37 @@ def _reduce_a_negative() -> bool:
     return bool(torch.allclose(values, exact, atol=1e-5))
 
 
+def _restore_states() -> list[bool]:
+    """Whether a full state of rank 0, and a checkpoint that was saved meanwhile, are loaded."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state, moments = get_state_dict(model, optimizer, options=gathered)
+    before = [p.full_tensor() for p in model.parameters()]
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    saved = {"model": model.state_dict()}
+    dcp.async_save(saved, checkpoint_id=folder[0]).result()
+
+    def is_restored() -> bool:
+        now = [p.full_tensor() for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.detach().zero_()
+        return all(map(torch.equal, before, now))
+
+    found = [is_restored(), is_restored()]
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_state_dict(
+        model, optimizer, model_state_dict=state, optim_state_dict=moments, options=options
+    )
+    found.append(is_restored())
+    dcp.load(saved, checkpoint_id=folder[0])
+    return [*found, is_restored()]
+
+
 def _reduce_parameters() -> bool:
     """Whether sums of parameters are right, where the program records gradients and where not."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -329,5 +368,6 @@ _JOBS: dict[str, Callable[[], Any]] = {
     "reduce a negative": _reduce_a_negative,
     "reduce parameters": _reduce_parameters,
     "send before waiting": _send_before_waiting,
+    "states": _restore_states,
     "unlike sizes": _unlike_sizes,
 }

@@ -113,6 +113,12 @@ def test_parameters_are_summed_as_any_tensor(cluster: Cluster) -> None:
         assert is_right
 
 
+def test_states_are_restored_as_over_gloo(cluster: Cluster) -> None:
+    """PyTorch asks the group for its devices."""
+    for found, _ in cluster.run(2, backend_jobs.over_backend, "states", {"min_numel": 1000}):
+        assert found == [True, False, True, True]
+
+
 def test_groups_side_by_side_draw_apart(cluster: Cluster) -> None:
     """So the errors of replicas average out, as in HSDP."""
     options = {"all_reduce": "qsgd:bits=2", "min_numel": 1000}

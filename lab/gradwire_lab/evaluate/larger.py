@@ -64,19 +64,18 @@ EVALUATION = Evaluation(
             "Transformer of 10 million values",
             "Eight blocks of width 320; sequences of 256 bytes of the dictionary GCIDE (Debian's "
             "`dict-gcide` 0.48.5). Rows from DiLoCo on exchange every 30 steps. A run takes 0.5 to "
-            "1.3 h of a core, one of MuLoCo some 27 h.",
+            "2.4 h of a core.",
             _GPT_ARMS,
         ),
         _experiment(
             "ResNet-20 at full width",
             "269,000 values, ten workers x 32. The workers push gradients and pull the change of "
-            "the model. A run takes some 0.9 h of a core, by trials of 13 steps, and 2.7 h beside "
-            "other work, by the first 1,848 steps of one.",
+            "the model. A run takes some 1.1 h of a core of a fast machine.",
             _IMAGE_ARMS,
         ),
         _experiment(
             "ResNet-20 with all of 3LC's steps",
-            f"{_LONG_STEPS:,} steps. A run takes some 3.5 h of a quiet core.",
+            f"{_LONG_STEPS:,} steps. A run takes some 4 h of a core of a fast machine.",
             _LONG_ARMS,
         ),
         _experiment(

@@ -194,6 +194,11 @@ class GradwireGroup(dist.ProcessGroup):
         return self._group_name
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """PyTorch picks devices of tensors by it, and asks a group that has some for its name."""
+        return self._inner._device_types if self._group_name else []
+
+    @property
     def error(self) -> Exception | None:
         """The error that ended the communication of what is compressed."""
         errors = [session.error for session in list(self._sessions.values())]

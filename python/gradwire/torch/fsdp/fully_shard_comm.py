@@ -359,8 +359,13 @@ class FullyShardComm(SessionOwner):
             self._compare_ranks()
         self._backward = backward
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
-        # PyTorch calls it when all units are done, before backward() returns.
-        Variable._execution_engine.queue_callback(self._end_step)
+        try:  # PyTorch calls it when all units are done, before backward() returns.
+            Variable._execution_engine.queue_callback(self._end_step)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "FullyShardComm exchanges gradients inside backward(), and PyTorch reduces these "
+                "after it: leave set_manual_backward_finalization(True) out"
+            ) from error
 
     def _end_step(self) -> None:
         self._backward = None
