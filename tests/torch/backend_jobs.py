@@ -23,7 +23,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
-    set_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -287,9 +288,8 @@ def _restore_states() -> list[bool]:
 
     found = [is_restored(), is_restored()]
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_state_dict(
-        model, optimizer, model_state_dict=state, optim_state_dict=moments, options=options
-    )
+    set_model_state_dict(model, state, options=options)
+    set_optimizer_state_dict(model, optimizer, moments, options=options)
     found.append(is_restored())
     dcp.load(saved, checkpoint_id=folder[0])
     return [*found, is_restored()]
