@@ -195,8 +195,10 @@ class GradwireGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """PyTorch picks devices of tensors by it, and asks a group that has some for its name."""
-        return self._inner._device_types if self._group_name else []
+        """PyTorch picks devices of tensors by it. It looks at a group that has some before that has
+        its name."""
+        is_known = self in distributed_c10d._world.pg_names
+        return self._inner._device_types if is_known else []
 
     @property
     def error(self) -> Exception | None:
