@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -17,7 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.checkpoint.state_dict import (
@@ -267,7 +267,8 @@ def _reduce_a_negative() -> bool:
 
 def _restore_states() -> list[bool]:
     """Whether a full state of rank 0, and a checkpoint that was saved meanwhile, are loaded."""
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    dcp: Any = import_module("torch.distributed.checkpoint")
+    model: Any = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 64)).sum().backward()
