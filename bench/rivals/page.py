@@ -158,7 +158,7 @@ def _rates(found: Measured) -> str:
     columns = sorted({rate for tried in found.tried.values() for rate in tried})
     rows = []
     for way, tried in found.tried.items():
-        losses = {rate: f"{loss:.3f}" for rate, loss in tried.items()}
+        losses = {rate: f"{loss:.2f}" for rate, loss in tried.items()}
         losses[best(tried)] = f"**{losses[best(tried)]}**"
         rows.append([_named(way), *(losses.get(rate, "") for rate in columns)])
     return table(("way", *(f"{1e3 * rate:g}" for rate in columns)), rows)

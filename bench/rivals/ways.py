@@ -122,7 +122,7 @@ WAYS: Mapping[str, Way] = {
     **{f"PowerSGD, rank {rank}": _power_sgd(rank) for rank in (1, 2, 4, 8, 16, 32)},
     TORCHFT: _torchft("torchft"),
     TORCHFT_BUCKETS: _torchft(BUCKETS),
-    f"{TORCHFT_BUCKETS}, every=10": _torchft(BUCKETS, 10),
+    "torchft, buckets, every=10": _torchft(BUCKETS, 10),
     HIVEMIND: _hivemind(),
     f"{HIVEMIND}, every=4": _hivemind(4),
     FLOWER: _flower(),
