@@ -6,11 +6,14 @@ import contextlib
 import io
 import math
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -276,10 +279,11 @@ def _restore_states() -> list[bool]:
     gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state, moments = get_state_dict(model, optimizer, options=gathered)
     before = [p.full_tensor() for p in model.parameters()]
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder)
+    number = torch.tensor(secrets.randbits(40))
+    dist.broadcast(number, 0)
+    folder = Path(tempfile.gettempdir(), f"gradwire-states-{number.item()}")
     saved = {"model": model.state_dict()}
-    dcp.async_save(saved, checkpoint_id=folder[0]).result()
+    dcp.async_save(saved, checkpoint_id=folder).result()
 
     def is_restored() -> bool:
         now = [p.full_tensor() for p in model.parameters()]
@@ -292,8 +296,11 @@ def _restore_states() -> list[bool]:
     set_model_state_dict(model, state, options=options)
     set_optimizer_state_dict(model, optimizer, moments, options=options)
     found.append(is_restored())
-    dcp.load(saved, checkpoint_id=folder[0])
-    return [*found, is_restored()]
+    dcp.load(saved, checkpoint_id=folder)
+    found.append(is_restored())
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    return found
 
 
 def _reduce_parameters() -> bool:
