@@ -189,10 +189,8 @@ def _verdict(found: Measured, link: str) -> str:
             f"  {'others' if first == ours else 'ways of gradwire'}, {second[0]}, "
             f"{second[1]:.0f} s, {second[1] / first[1]:.2g} times as long."
         )
-    elsewhere = [
-        way for way in found.ways if any(found.of("link", way, bandwidth=b) for b in LINKS)
-    ]
-    if untimed := [way for way in elsewhere if not found.of("link", way, bandwidth=link)]:
+    timed = [way for way in found.ways if found.of("link", way)]
+    if untimed := [way for way in timed if not found.of("link", way, bandwidth=link)]:
         said.append(_bullet(f"Not timed here, and perhaps better: {'; '.join(untimed)}."))
     return "\n".join(said)
 

@@ -422,6 +422,8 @@ def test_each_promised_version_is_within_reach_after_prune(tmp_path: Path) -> No
             WeightsError, match=f"no version {version}; the newest is 17, and prune"
         ):
             Subscriber(tmp_path).fetch(version)
+    with pytest.raises(WeightsError, match="no version 18; the newest is 17, and it did not come"):
+        Subscriber(tmp_path, patience=0.0).fetch(18)
     for time in range(8, 18):
         assert (tmp_path / f"v{time:06}.json").exists()
     assert not (tmp_path / "v000007.json").exists()
