@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 
 from gradwire.strict_json import parse_json
@@ -19,15 +20,15 @@ class Team:
         self._store, self._token = store, writer.token
         self.rank, self.ranks = rank, ranks
         self._patience = patience
-        self._calls = 0
+        self._calls = Counter[int | None]()  # of publish(), by step
         self._step: int | None = None
         self._attempt = ""  # ranks must not take a part of one that has failed, or of another step
 
     def begin(self, step: int | None) -> None:
         """A call of publish(). Ranks find each other by the step, or by the number of calls."""
-        self._calls = self._calls + 1 if step == self._step else 1
-        self._step = step
-        self._attempt = f"{self._calls}" if step is None else f"{step}-{self._calls}"
+        self._calls[step] += 1  # also of a step that comes again much later
+        self._step, calls = step, self._calls[step]
+        self._attempt = f"{calls}" if step is None else f"{step}-{calls}"
 
     def part(self, label: str, rank: int) -> str:
         return part_name(label, f"{self._token}-{self._attempt}", rank, self.ranks)
@@ -100,6 +101,6 @@ class Team:
         if self._step is not None:
             return ""
         return (
-            f". This is call {self._calls} of publish() here: a rank that has missed one stays "
-            "behind, unless all give publish() a step="
+            f". This is call {self._calls[None]} of publish() here: a rank that has missed one "
+            "stays behind, unless all give publish() a step="
         )
